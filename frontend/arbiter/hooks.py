@@ -6,6 +6,7 @@
 3. Embedded mode: the arbiter makes a life pipe, keeps its write end (frontends inherit it by fork), and starts the
    supervisor with the read end, in a process session of its own. The supervisor sees EOF exactly when arbiter and
    frontends are all gone.
+4. A signal that ends a frontend waits while the frontend has the arbiter's handlers (`heed_signals`).
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ log = logging.getLogger(__name__)
 SET_APART = math.inf
 """The age of a frontend that was told to end. A reload of Gunicorn waits for frontends of a lower age than its own."""
 EXIT_CONFIG = 3
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 
 
 class PatientArbiter(Arbiter):  # type: ignore[misc]
@@ -51,6 +53,9 @@ class PatientArbiter(Arbiter):  # type: ignore[misc]
        number.
     2. Frontends of `server.max_draining` reloads may drain. Beyond, the oldest are told once more, and end at once.
     3. SIGHUPs that come while the arbiter is busy are one reload.
+    4. A frontend is forked with the arbiter's handlers, which queue signals that nobody takes from there. Signals that
+       end a frontend are blocked until `heed_signals`; else a stop waits `graceful_timeout_s` for a frontend that was
+       just forked, and a reload leaves such a frontend for ever.
     """
 
     max_draining: Callable[[], int]
@@ -75,6 +80,14 @@ class PatientArbiter(Arbiter):  # type: ignore[misc]
         alive = [[pid for pid in pids if pid in self.WORKERS] for pids in draining]
         self.penstock_draining = [pids for pids in alive if pids]
         self._end_oldest()
+
+    def spawn_worker(self) -> int:
+        """Fork a frontend; the pid. A signal that comes to the arbiter meanwhile is handled at the end."""
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+        try:
+            return int(super().spawn_worker())
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def _end_oldest(self) -> None:
         """Tell the frontends of reloads beyond the bound to end at once."""
@@ -190,8 +203,16 @@ def pre_fork(server: Any, worker: Any) -> None:
     processes.title("arbiter")
 
 
+def heed_signals() -> None:
+    """In a new frontend: signals that end a process do so from here on, and those that have come already do so now."""
+    for sig in _ENDING:
+        signal.signal(sig, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
+
+
 def post_fork(server: Any, worker: Any) -> None:
     """In a new frontend: drop the inherited lock of the run directory, since the arbiter's death must free the lock."""
+    heed_signals()
     server.penstock_lock.release()
     logs.configure(configuration.current().settings.log, "frontend", forks=True)
 

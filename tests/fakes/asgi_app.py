@@ -76,7 +76,9 @@ async def _gated(scope: Any, receive: Any, send: Any, query: dict[str, str]) -> 
 
 
 async def _unread(scope: Any, receive: Any, send: Any, query: dict[str, str]) -> None:
-    """Answers after a while, without having read the body."""
+    """Answers after a while, or once a file is there, without having read the body."""
+    while "gate" in query and not Path(query["gate"]).exists():  # noqa: ASYNC110, ASYNC240
+        await asyncio.sleep(0.02)
     await asyncio.sleep(float(query.get("s", "0")))
     await _answer(send, {"unread": True})
 

@@ -25,10 +25,11 @@ from tests.harness.server import wait_until
 _START_S = 60.0
 
 _CONFIG = """
-from frontend.arbiter.hooks import take_over
+from frontend.arbiter.hooks import heed_signals, take_over
 from frontend.server.state import ServerLimits
 from frontend.server.drain import SUCCESSION
 from frontend.server.worker import PenstockWorker
+from tests.fakes.holding import wait_for_end_of
 
 PenstockWorker.limits = ServerLimits(**{limits!r})
 bind = "127.0.0.1:0"
@@ -37,6 +38,9 @@ worker_class = "frontend.server.worker.PenstockWorker"
 control_socket_disable = True
 on_starting = lambda server: take_over(server, lambda: {max_draining})
 on_reload = lambda server: SUCCESSION.reloading()
+def post_fork(server, worker):
+    wait_for_end_of({hold!r})
+    heed_signals()
 errorlog = {log!r}
 """
 
@@ -165,11 +169,18 @@ class Server:
 def serving(
     tmp_path: Path, limits: dict[str, float] | None = None, max_draining: int = 8, **settings: Any
 ) -> Iterator[Server]:
-    """Run Gunicorn on a free port of the loopback; at the end nothing of it is left."""
+    """Run Gunicorn on a free port of the loopback; at the end nothing of it is left.
+
+    While there is a file `hold` in `tmp_path`, new frontends go no further than their fork.
+    """
     log, events, config = tmp_path / "error.log", tmp_path / "events", tmp_path / "gunicorn.conf.py"
     lines = [f"{name} = {value!r}" for name, value in settings.items()]
     config.write_text(
-        _CONFIG.format(limits=limits or {}, log=str(log), max_draining=max_draining) + "\n".join(lines) + "\n"
+        _CONFIG.format(
+            limits=limits or {}, log=str(log), max_draining=max_draining, hold=str(tmp_path / "hold")
+        )
+        + "\n".join(lines)
+        + "\n"
     )
     count_server()
     environment = {**os.environ, "ASGI_APP_EVENTS": str(events)}

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from frontend.server.serving import accept_waiting
+from tests.fakes.holding import holding
 from tests.process.gunicorn_server import Client, Server, request, serving, wait_until
 
 _CLIENTS = 16
@@ -178,10 +179,15 @@ def test_request_that_comes_as_its_connection_expires_is_answered(tmp_path: Path
 
 
 def test_request_in_work_is_finished_after_the_drain(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
     with serving(tmp_path, {"drain_s": 0.2}) as server, Client(server.port) as client:
-        client.send(request("/unread?s=4"))
+        client.send(request(f"/unread?gate={gate}"))
         wait_until(lambda: server.ask().status == 200)
         server.signal(signal.SIGTERM)
+        wait_until(lambda: "drain" in server.events())
+        drained_at = time.monotonic() + 0.3
+        wait_until(lambda: time.monotonic() > drained_at)
+        gate.touch()
         reply = client.reply()
         assert (reply.json, reply.headers["connection"]) == ({"unread": True}, "close")
         assert server.seconds_to_exit() < _PROMPT_S
@@ -251,16 +257,50 @@ def test_fast_stop_cuts_requests_off_but_shuts_the_application_down(
 
 
 def test_second_sigterm_does_not_end_the_drain(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
     with serving(tmp_path, _LIMITS) as server, Client(server.port) as client:
         (frontend,) = server.frontends()
-        client.send(request("/unread?s=4"))
+        client.send(request(f"/unread?gate={gate}"))
         wait_until(lambda: server.ask().status == 200)
         for _ in range(3):
             frontend.terminate()
             wait_until(lambda: "drain" in server.events())
+        gate.touch()
         assert client.reply().json == {"unread": True}
         wait_until(lambda: not frontend.is_running())
         assert "was sent" not in server.log.read_text()
+
+
+@pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGQUIT])
+def test_a_stop_ends_a_frontend_that_was_just_forked(tmp_path: Path, sig: signal.Signals) -> None:
+    with serving(tmp_path) as server:
+        (first,) = server.frontends()
+        with holding(tmp_path):
+            first.kill()
+            (forked,) = wait_until(lambda: [one for one in server.frontends() if one != first])
+            server.signal(sig)
+            wait_until(lambda: _has_pending(forked.pid, sig))
+        server.seconds_to_exit(60)
+        assert "was sent SIGKILL" not in server.log.read_text().split("Handling signal", 1)[1]
+
+
+def test_a_reload_ends_a_frontend_that_was_just_forked(tmp_path: Path) -> None:
+    with serving(tmp_path) as server:
+        (first,) = server.frontends()
+        with holding(tmp_path):
+            server.signal(signal.SIGHUP)
+            (forked,) = wait_until(lambda: [one for one in server.frontends() if one != first])
+            server.signal(signal.SIGHUP)
+            wait_until(lambda: _has_pending(forked.pid, signal.SIGTERM))
+        wait_until(lambda: not {first, forked} & set(server.frontends()))
+        assert server.ask().status == 200
+
+
+def _has_pending(pid: int, sig: signal.Signals) -> bool:
+    """Whether a process has been sent a signal that the process blocks."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    masks = [int(line.split()[1], 16) for line in lines if line.startswith(("SigPnd", "ShdPnd"))]
+    return any(mask >> (sig - 1) & 1 for mask in masks)
 
 
 def test_process_whose_request_count_is_used_up_is_replaced_without_loss(tmp_path: Path) -> None:
