@@ -22,13 +22,13 @@ from tests.harness.chat import MODEL, chat_catalogs
 from tests.harness.server import Server, alive, make_server, stopped, wait_until
 
 CONTEXT = 26_000
-TOKENS, MANY_TOKENS, MOST_TOKENS = 400, 1900, 25_000
-"""Half a second of work, or so, some seconds of work, and enough for several deaths, which no test waits for."""
+TOKENS, MANY_TOKENS, MOST_TOKENS = 300, 700, 25_000
+"""Half a second of work, or so, a second of work, and enough for several deaths, which no test waits for."""
 FOUR, TWO = ({str(token): 30 for token in tokens} for tokens in (range(64, 68), range(64, 66)))
 """Biases that leave a model the letters a to d, or a and b.
 
 A frontend that goes on has the prompt and the written tokens read in one pass, and logits then differ in the last bits.
-Where hundreds of tokens are about as likely, two thousand draws meet a border within such a difference once in thirty
+Where hundreds of tokens are about as likely, a thousand draws meet a border within such a difference once in sixty
 texts. Between a few letters no draw of the fixed seeds is that near to a border.
 """
 SEEDED = {"temperature": 1.0, "top_p": 0.95, "seed": 11, "frequency_penalty": 0.01, "logit_bias": FOUR}
@@ -41,6 +41,7 @@ def settings(root: Path) -> dict[str, Any]:
         "server.frontends": 2,
         "limits.restart_wait_s": 120,
         "limits.load_wait_s": 120,
+        "worker.heartbeat_timeout_s": 60,
         "catalog.dirs": chat_catalogs(root, context=CONTEXT),
         "server.default_models": MODEL,
     }
@@ -124,8 +125,8 @@ def _kill(server: Server, id_: str) -> bool:
     before = _runner(server, id_)
     if not before:
         return False
-    # A frontend that stands still ends no response.
-    with stopped(before):
+    # A frontend and a worker that stand still end no response. The worker may have been killed before.
+    with stopped(before, *filter(None, [server.worker_pid()])):
         if not _runner(server, id_):
             return False
         os.kill(before, signal.SIGKILL)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness.keys import bearer, write_keys
-from tests.harness.open_load import OpenLoad, Replies, percentile
+from tests.harness.open_load import OpenLoad, Replies, Reply, percentile
 from tests.harness.quiet import wait_quiet
 from tests.harness.server import Server, serving
 
@@ -21,10 +21,11 @@ LONG = "some longer text " * 15
 """With its number 264 characters: 67 tokens, 7 ms of the fake device beside the 20 ms of each batch."""
 FLOODING = 300
 """Clients of the flood. A queue of 2 s holds about 170 of their requests."""
-MOST_BEFORE = 40
-"""Answers to the flood while a request waits: ten batches, three of which are the rule.
+LEAST_SPARED = 40
+"""Answers to the flood that a request of another caller waits less for than one of the flood does.
 
-Three: the batch on the device, the one formed ahead, and its own. The flood's queue holds more than a hundred requests.
+A request of another caller waits for three batches: the batch on the device, the one formed ahead, and its own. One of
+the flood waits for the whole queue, of more than a hundred requests. What a busy client is late by is in both.
 """
 
 
@@ -82,6 +83,10 @@ def test_a_flood_by_one_key_neither_refuses_nor_delays_another(tmp_path: Path) -
         assert {reply.code for reply in flooded.of(503)} == {"QUEUE_FULL"}
         assert len(asked.of(200)) == ASKED, [reply.body for reply in asked.replies]
         ended = [reply.ended for reply in flooded.of(200)]
-        before = [sum(one.began < at < one.ended for at in ended) for one in asked.replies]
-        assert percentile(before, 0.5) <= MOST_BEFORE, sorted(before)
+
+        def median_wait(replies: list[Reply]) -> float:
+            return percentile([sum(one.began < at < one.ended for at in ended) for one in replies], 0.5)
+
+        quiet, flood = median_wait(asked.replies), median_wait(flooded.of(200))
+        assert quiet + LEAST_SPARED <= flood, (quiet, flood)
         wait_quiet(server)
