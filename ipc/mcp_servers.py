@@ -41,7 +41,7 @@ class Process(_Part, frozen=True, tag_field="type", tag="Process"):
 class Http(_Part, frozen=True, tag_field="type", tag="Http"):
     """A server over streamable HTTP."""
 
-    url: Annotated[Url, Meta(pattern=r"^https?://[^\s/]\S*$")]
+    url: Annotated[Url, Meta(pattern=r"^https?://[^\s/]\S*\Z")]
     headers: dict[str, str] | None = None
     timeout_secs: Seconds | None = None
 
@@ -49,7 +49,7 @@ class Http(_Part, frozen=True, tag_field="type", tag="Http"):
 class WebSocket(_Part, frozen=True, tag_field="type", tag="WebSocket"):
     """A server over a WebSocket."""
 
-    url: Annotated[Url, Meta(pattern=r"^wss?://[^\s/]\S*$")]
+    url: Annotated[Url, Meta(pattern=r"^wss?://[^\s/]\S*\Z")]
     headers: dict[str, str] | None = None
     timeout_secs: Seconds | None = None
 
@@ -60,7 +60,7 @@ class McpServer(_Part, frozen=True):
     name: Annotated[str, Meta(min_length=1, max_length=128)]
     source: Process | Http | WebSocket
     enabled: bool = True
-    tool_prefix: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,48}$")] | None = None
+    tool_prefix: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,48}\Z")] | None = None
     bearer_token: str | None = None
     id: str | None = None
     resources: list[str] | None = None

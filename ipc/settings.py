@@ -87,17 +87,17 @@ Seconds = Annotated[float, msgspec.Meta(gt=0)]
 Duration = Annotated[float, msgspec.Meta(ge=0)]
 
 
-Origin = Annotated[str, msgspec.Meta(pattern=r"^(\*|auto|local|https?://[^\s/,]{1,255})$")]
-Compatible = Annotated[str, msgspec.Meta(pattern=r"^(tei|vllm|infinity)(:/[a-z_]{1,32})?$")]
-HostName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.*-]{1,255}$")]
+Origin = Annotated[str, msgspec.Meta(pattern=r"^(\*|auto|local|https?://[^\s/,]{1,255})\Z")]
+Compatible = Annotated[str, msgspec.Meta(pattern=r"^(tei|vllm|infinity)(:/[a-z_]{1,32})?\Z")]
+HostName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.*-]{1,255}\Z")]
 BrokerUrl = Annotated[
-    str, msgspec.Meta(pattern=r"^(nats|tls)://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}$")
+    str, msgspec.Meta(pattern=r"^(nats|tls)://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}\Z")
 ]
 """Without user and password, which a log line would tell."""
-PeerAddress = Annotated[str, msgspec.Meta(pattern=r"^((\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5})?$")]
+PeerAddress = Annotated[str, msgspec.Meta(pattern=r"^((\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5})?\Z")]
 """HOST:PORT or nothing; port 0 is chosen by the kernel."""
-PoolName = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9-]{1,63}$")]
-MachineProfile = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
+PoolName = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9-]{1,63}\Z")]
+MachineProfile = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}\Z")]
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -159,7 +159,7 @@ class Run(Section, frozen=True):
     dir: str = ""
     state_dir: str = ""
     cache_dir: str = ""
-    instance: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{0,32}$")] = ""
+    instance: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{0,32}\Z")] = ""
     shm_dir: str = "/dev/shm"
 
 
@@ -232,7 +232,7 @@ class SharedMemory(Section, frozen=True):
     """Shared memory that clients of the tensor protocols register: allowed names and limits."""
 
     enabled: bool = False
-    key_prefix: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.-]{0,64}$")] = "client_"
+    key_prefix: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.-]{0,64}\Z")] = "client_"
     max_region_bytes: Positive = 1 << 30
     max_regions: Positive = 256
     max_copy_bytes: Positive = 1 << 30
@@ -432,7 +432,7 @@ class Agent(Section, frozen=True):
     code_execution: bool = False
     shell: bool = False
     search: bool = False
-    search_url: Annotated[str, msgspec.Meta(pattern=r"^(https?://[^\s/][^\s]*)?$")] = ""
+    search_url: Annotated[str, msgspec.Meta(pattern=r"^(https?://[^\s/][^\s]*)?\Z")] = ""
     search_timeout_s: Seconds = 20.0
     search_embedding_model: str = ""
     code_exec_python: str = ""
@@ -455,7 +455,7 @@ class Agent(Section, frozen=True):
     permission: Literal["auto", "ask", "deny"] = "auto"
     max_tool_rounds: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)] = 256
     open_without_keys: bool = False
-    tool_dispatch_url: Annotated[str, msgspec.Meta(pattern=r"^(https?://[^\s/][^\s]*)?$")] = ""
+    tool_dispatch_url: Annotated[str, msgspec.Meta(pattern=r"^(https?://[^\s/][^\s]*)?\Z")] = ""
     tool_dispatch_timeout_s: Seconds = 60.0
     mcp_config: str = ""
 
@@ -479,7 +479,7 @@ class Cluster(Section, frozen=True):
     """
 
     urls: tuple[BrokerUrl, ...] = ()
-    name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{0,32}$")] = ""
+    name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{0,32}\Z")] = ""
     user: Annotated[str, msgspec.Meta(max_length=128)] = ""
     password_file: str = ""
     token_file: str = ""
@@ -488,7 +488,7 @@ class Cluster(Section, frozen=True):
     tls_cert_file: str = ""
     tls_key_file: str = ""
     insecure: bool = False
-    box: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{0,63}$")] = ""
+    box: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{0,63}\Z")] = ""
     pool: PoolName = "default"
     bundle: PoolName = "default"
     profiles: tuple[MachineProfile, ...] = ()

@@ -27,14 +27,14 @@ ENCODE_OUTPUTS = ("dense", "sparse", "multivector")
 MOST_DIFFERENCE, MOST_COMPARED = 8, 100
 """Of names that are compared with an unknown one: difference in characters, and how many."""
 LORA_PART = "[A-Za-z0-9._-]{1,64}"
-ID = r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,199}(:[A-Za-z0-9._-]{1,64})?$"
+ID = r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,199}(:[A-Za-z0-9._-]{1,64})?\Z"
 _FIELD = re.compile(r"^[\w.-]+(?=: )")
 ADAPTER_FILE = ".py:"
 """What tells an adapter in a file, `adapter.py:Class`, from one in a module."""
 DEFAULT_SIMILARITY = {"dense": "cosine", "sparse": "dot", "multivector": "maxsim"}
 
 
-GgufName = Annotated[str, msgspec.Meta(pattern=r"^$|^(?!/)(?!.*\.\./).+\.gguf$")]
+GgufName = Annotated[str, msgspec.Meta(pattern=r"^\Z|^(?!/)(?!.*\.\./).+\.gguf\Z")]
 """A file of a model's directory, with the folders before the file, or empty."""
 
 

@@ -22,7 +22,7 @@ VERSION_ALONE = 1
 """Version of a catalog model that has no others."""
 NO_VERSION = -1
 """Stands for the version of a repository model that has none."""
-SERVED_NAME = r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,199}$"
+SERVED_NAME = r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,199}\Z"
 RESERVED_NAME = "default"
 """What requests of generated text call the model that the settings name."""
 

@@ -77,7 +77,9 @@ class Broker:
                 [self._program, "--config", str(configuration)], stdout=log, stderr=log
             )
         process = self._process
-        wait_until(lambda: self._listens(ports) or process.poll() is not None, PATIENCE_S, "the broker's start")
+        wait_until(
+            lambda: self._listens(ports) or process.poll() is not None, PATIENCE_S, "the broker's start"
+        )
         assert process.poll() is None, self.log
 
     def _write(self) -> Path:
