@@ -37,7 +37,7 @@ CACHE_DIR = Path(tempfile.gettempdir()) / f"penstock-tests-{os.geteuid()}"
 """Of all servers of tests, so that linear layers of a tiny model are tried once."""
 DEVICE, PRECISION = os.environ.get("TEST_DEVICE", "cpu"), os.environ.get("TEST_PRECISION", "float32")
 """Device of the workers, and the precision of models that choose none: results in float32 keep within all limits."""
-START_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 240.0
 PATIENCE_S = 60.0
 """How long a test waits for what should come at once: only a failure takes so long, however busy the machine is."""
 MAX_PAUSE_S = 0.1
