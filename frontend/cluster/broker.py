@@ -1,7 +1,8 @@
 """One connection to the brokers, for gateways and bridges.
 
 1. `start` connects, and connects again for ever. Nothing waits for a broker: `up` tells whether one is there. The
-   client library gives up for good where a broker refuses a connection by a word; a new client takes its place.
+   client library gives up for good where a broker refuses a connection by a word, and where an error that it does not
+   expect ends its loop. Each `WATCH_S` a look finds such a client, and a new one takes its place.
 2. `send` puts a message into the outbox, and all messages of one turn of the event loop leave in one write. Without a
    broker `send` takes nothing, so that no message leaves stale after a minute.
 3. `listen` adds a subscription, which lasts over reconnects. A message is handled as soon as the client library has
@@ -13,8 +14,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
@@ -36,6 +39,11 @@ PING_EVERY_S = 1
 MISSING_PINGS = 2
 LAST_S = 1
 TRY_AGAIN_S = 1.0
+WATCH_S = 1.0
+STUCK_S = 15.0
+"""A client that has no connection and tries no broker for so long looks for none any more."""
+CLOSE_S = 0.5
+"""How long a connection that is closed may take for what it still has to write."""
 MOST_TOLD = 32
 """Texts of the client library that are remembered until the next connect, so that none is written twice."""
 HEAD_NBYTES = 4096
@@ -97,6 +105,23 @@ class ClosableTransport(TcpTransport):
         except RuntimeError as error:
             raise ConnectionResetError(str(error)) from error
 
+    async def wait_closed(self) -> None:
+        """A broker that stands still takes nothing: what it has not taken within `CLOSE_S` is thrown away."""
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                await super().wait_closed()  # type: ignore[no-untyped-call]
+        except TimeoutError:
+            self.abort()
+
+    def abort(self) -> None:
+        """End the connection at once."""
+        if self._io_writer is not None:
+            self._io_writer.transport.abort()
+
+
+def _is_over(task: asyncio.Task[None] | None) -> bool:
+    return task is None or task.done()
+
 
 class QuickClient(Client):
     """The client library without its queues on the way of our own messages.
@@ -108,8 +133,62 @@ class QuickClient(Client):
     def __init__(self) -> None:
         super().__init__()
         self._quick: dict[int, Handler] = {}
+        self._active_s = time.monotonic()
+        self._seldom = Seldom(log)
+
+    @property
+    def failure(self) -> str:
+        """Why this client will never have a connection again; empty while it has one, or looks for one."""
+        if self.is_closed:
+            return "closed"
+        if self.is_connected and not _is_over(self._reading_task):
+            self._active_s = time.monotonic()
+        elif _is_over(self._reconnection_task):
+            return "it looks for no broker"
+        elif time.monotonic() - self._active_s > STUCK_S:
+            return f"it has tried no broker for {STUCK_S:g} s"
+        return ""
+
+    def discard(self) -> None:
+        """End all that this client still does, without a word to its owner."""
+        self._status = Client.CLOSED
+        self._disconnected_cb = self._reconnected_cb = self._closed_cb = None
+        for task in (
+            self._reconnection_task,
+            self._reading_task,
+            self._ping_interval_task,
+            self._flusher_task,
+        ):
+            if task is not None:
+                task.cancel()
+        if isinstance(self._transport, ClosableTransport):
+            self._transport.abort()
+
+    async def _close(self, status: int, do_cbs: bool = True) -> None:
+        # What waits cannot be written to a connection that ends, and the error would keep the library from its end.
+        self._pending, self._pending_data_size = [], 0
+        await super()._close(status, do_cbs)
+
+    async def _read_loop(self) -> None:
+        await super()._read_loop()
+        # The library stops to read at an error that it does not expect, and keeps the connection.
+        if asyncio.current_task() is self._reading_task:
+            await self._process_op_err(Error("nats: the reader of the connection ended"))
+
+    async def _ping_interval(self) -> None:
+        try:
+            await super()._ping_interval()
+        except OSError as error:
+            await self._process_op_err(error)
+
+    async def _process_pong(self) -> None:
+        # An answer to a ping that nobody waits for any more. The library would fail at it, and stop to read.
+        if self._pongs and self._pongs[0].done():
+            self._pongs[0] = asyncio.get_running_loop().create_future()
+        await super()._process_pong()
 
     async def _connect_to_server(self, s: Srv) -> None:
+        self._active_s = time.monotonic()
         if not self._transport and s.uri.scheme not in ("ws", "wss"):
             self._transport = ClosableTransport()  # type: ignore[no-untyped-call]
         await super()._connect_to_server(s)
@@ -122,10 +201,15 @@ class QuickClient(Client):
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
         handler = self._quick.get(sid)
-        if handler is None:
-            return await super()._process_msg(sid, subject, reply, data, headers)
-        fields = await self._process_headers(headers) if headers else None
-        message = Msg(self, subject.decode(), reply.decode(), data, fields)
+        try:
+            if handler is None:
+                return await super()._process_msg(sid, subject, reply, data, headers)
+            fields = await self._process_headers(headers) if headers else None
+            message = Msg(self, subject.decode(), reply.decode(), data, fields)
+        except (LookupError, TypeError, ValueError) as error:
+            # NOTE: brokers carry subjects and headers of any bytes.
+            self._seldom.warning("a message that cannot be read was dropped", repr(error))
+            return None
         try:
             handler(message)
         except Exception:
@@ -163,6 +247,15 @@ class QuickClient(Client):
         head = f"NATS/1.0\r\n{lines}\r\n".encode()
         sizes = (subject.encode(), reply.encode(), len(head), len(head) + len(data))
         return b"HPUB %b %b %d %d\r\n%b%b\r\n" % (*sizes, head, data)
+
+
+def _tell(listeners: Sequence[Callable[[], None]]) -> None:
+    """Call all. An error of one is written alone: the client library would look for no broker any more."""
+    for tell in listeners:
+        try:
+            tell()
+        except Exception:
+            log.exception("a change of the connection to the brokers failed")
 
 
 class Broker:
@@ -208,10 +301,20 @@ class Broker:
 
     async def _keep_connected(self) -> None:
         while True:
-            self.client = QuickClient()
             self._closed.clear()
-            await self._connect()
-            await self._closed.wait()
+            client = self.client = QuickClient()
+            try:
+                await self._connect()
+                while not (why := client.failure):
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(WATCH_S):
+                            await self._closed.wait()
+            except Exception as error:
+                why = repr(error)
+            client.discard()
+            if self.up:
+                await self._lost()
+            self._seldom.warning("a client of the brokers is replaced", why)
             await asyncio.sleep(TRY_AGAIN_S)
 
     async def _connect(self) -> None:
@@ -243,16 +346,14 @@ class Broker:
         self.up = True
         self._told.clear()
         log.info("joined the broker %s", self.client.connected_url and self.client.connected_url.netloc)
-        for tell in self.on_up:
-            tell()
+        _tell(self.on_up)
 
     async def _lost(self) -> None:
         if self.up:
             log.warning("lost the broker; looking for one")
         self.up = False
         self._outbox.clear()
-        for tell in self.on_down:
-            tell()
+        _tell(self.on_down)
 
     async def _failed(self, error: Exception) -> None:
         """A word of the client library. Several brokers fail by turns, each with a text of its own."""

@@ -1,0 +1,247 @@
+"""A connection to brokers comes back whatever a broker, a network, or a part of this process does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import uvloop
+from nats.aio.client import Srv
+from nats.errors import FlushTimeoutError
+
+from frontend.cluster import broker as module
+from frontend.cluster.broker import Broker, QuickClient
+from ipc.settings import Cluster
+from tests.fakes.scripted_broker import GREETING, ScriptedBroker
+from tests.harness.server import eventually
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WATCH_S", "TRY_AGAIN_S", "CLOSE_S", "RECONNECT_WAIT_S"):
+        monkeypatch.setattr(module, name, 0.02)
+
+
+class Joined:
+    """A broker, and a connection that has joined it."""
+
+    def __init__(self, broker: ScriptedBroker, end: Broker, heard: list[bytes]) -> None:
+        self.broker, self.end, self.heard = broker, end, heard
+
+    async def again(self, connections: int) -> None:
+        """Wait for so many connections in all, of which the last one carries messages both ways."""
+
+        async def joined() -> bool:
+            return self.end.up and self.broker.connections >= connections
+
+        await eventually(joined, f"connection {connections}")
+        self.heard.clear()
+        self.end.send("there", b"to the broker")
+        self.broker.say(b"MSG here 1 4\r\ngood\r\n")
+
+        async def carried() -> bool:
+            return self.heard == [b"good"] and b"to the broker\r\n" in self.broker.heard
+
+        await eventually(carried, "a message each way")
+
+
+@asynccontextmanager
+async def joined(*greetings: bytes) -> AsyncIterator[Joined]:
+    broker, heard = ScriptedBroker(*greetings), list[bytes]()
+    await broker.start()
+    end = Broker(Cluster(urls=(broker.url,)), "test")
+    end.listen("here", lambda message: heard.append(message.data))
+    end.start()
+    one = Joined(broker, end, heard)
+    try:
+        await one.again(1)
+        yield one
+    finally:
+        await end.close()
+        broker.stop()
+
+
+def play(scene: Callable[[], Awaitable[None]], caplog: pytest.LogCaptureFixture) -> None:
+    """Run on the loop of production. No task may end with an error that nobody has seen."""
+
+    async def whole() -> None:
+        untold: list[Any] = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: untold.append(context))
+        await scene()
+        assert not untold, untold
+
+    uvloop.run(whole())
+    assert "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        b"INFO []\r\n",
+        b"INFO\r\n",
+        b"INFO " + b"x" * 200_000 + b"\r\n",
+        b'INFO {"connect_urls": ["[::"]}\r\n',
+    ],
+    ids=["no object", "nothing", "too long", "no address"],
+)
+def test_a_client_whose_search_for_a_broker_ended_by_an_error_is_replaced(
+    odd: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scene() -> None:
+        async with joined(GREETING, odd, GREETING) as one:
+            one.broker.hang_up()
+            await one.again(3)
+
+    play(scene, caplog)
+
+
+def test_odd_words_of_a_broker_at_the_first_connect_are_no_end(caplog: pytest.LogCaptureFixture) -> None:
+    async def scene() -> None:
+        broker = ScriptedBroker(b"INFO []\r\n", GREETING)
+        await broker.start()
+        end = Broker(Cluster(urls=(broker.url,)), "test")
+        end.start()
+
+        async def is_up() -> bool:
+            return end.up
+
+        await eventually(is_up, "a connection")
+        await end.close()
+        broker.stop()
+
+    play(scene, caplog)
+    assert "a client of the brokers is replaced" in caplog.text
+
+
+def test_a_refusal_by_a_word_while_commands_wait_is_no_end(caplog: pytest.LogCaptureFixture) -> None:
+    """The library tries to write what waits to a connection that is gone, and never says that it has closed."""
+
+    async def scene() -> None:
+        async with joined() as one:
+            await one.end.client._send_command(b"PUB there  1\r\nx\r\n")
+            one.broker.hang_up(b"-ERR 'maximum connections exceeded'\r\n")
+            await one.again(2)
+
+    play(scene, caplog)
+
+
+def test_a_client_that_closed_without_a_word_is_replaced(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scene() -> None:
+        async with joined() as one:
+            first, lost = one.end.client, list[bool]()
+            one.end.on_down.append(lambda: lost.append(one.end.up))
+            await first._close(first.CLOSED, False)
+            await one.again(2)
+            assert one.end.client is not first and lost == [False]
+
+    play(scene, caplog)
+
+
+def test_a_part_that_fails_at_a_change_keeps_nobody_from_the_brokers() -> None:
+    async def scene() -> None:
+        async with joined() as one:
+            told: list[str] = []
+
+            def fail() -> None:
+                raise ZeroDivisionError
+
+            one.end.on_down += [fail, lambda: told.append("down")]
+            one.end.on_up += [fail, lambda: told.append("up")]
+            one.broker.hang_up()
+            await one.again(2)
+            assert told == ["down", "up"]
+
+    uvloop.run(scene())
+
+
+def test_a_search_for_a_broker_that_does_not_move_is_replaced(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "STUCK_S", 0.05)
+    stuck = {"client": None}
+    connect = QuickClient._connect_to_server
+
+    async def hang(self: QuickClient, s: Srv) -> None:
+        await connect(self, s)
+        if self is stuck["client"]:
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(QuickClient, "_connect_to_server", hang)
+
+    async def scene() -> None:
+        async with joined() as one:
+            stuck["client"] = one.end.client  # type: ignore[assignment]
+            one.broker.hang_up()
+            await one.again(3)
+
+    play(scene, caplog)
+
+
+def test_a_broker_that_takes_nothing_is_left_although_much_waits_to_be_written(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who closes a connection waits until all is written, which a broker that stands still never takes."""
+    monkeypatch.setattr(module, "PING_EVERY_S", 0.05)
+
+    async def scene() -> None:
+        async with joined() as one:
+            first = one.end.client
+            one.broker.reads.clear()
+            for _ in range(32):
+                one.end.send("there", bytes(1 << 19))
+
+            async def left() -> bool:
+                return one.broker.connections > 1
+
+            await eventually(left, "another connection")
+            one.broker.reads.set()
+            await one.again(2)
+            assert one.end.client is first
+
+    play(scene, caplog)
+
+
+def test_a_late_answer_to_a_ping_ends_no_connection(caplog: pytest.LogCaptureFixture) -> None:
+    async def scene() -> None:
+        async with joined() as one:
+            one.broker.is_quiet = True
+            with pytest.raises(FlushTimeoutError):
+                await one.end.client.flush(0.01)  # type: ignore[arg-type]
+            one.broker.is_quiet = False
+            one.broker.say(b"PONG\r\n")
+            await one.again(1)
+            await one.end.client.flush(5)
+            assert one.broker.connections == 1
+
+    play(scene, caplog)
+
+
+@pytest.mark.parametrize("sid", [1, 2], ids=["ours", "of the library"])
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"MSG \xff\xfe %d 1\r\nx\r\n",
+        b"MSG here %d \xff\xfe 1\r\nx\r\n",
+        b"HMSG here %d 4 5\r\nNATSx\r\n",
+        b"HMSG here %d 15 16\r\nNATS/1.0 \xff\xff\xff\xff\r\nx\r\n",
+        b"HMSG here %d 19 20\r\nNATS/1.0 503 \xff\xfe\r\n\r\nx\r\n",
+    ],
+    ids=["subject", "reply", "short head", "status", "description"],
+)
+def test_a_message_of_any_bytes_ends_itself_alone(
+    message: bytes, sid: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scene() -> None:
+        async with joined() as one:
+            await one.end.client.subscribe("there")
+            one.broker.say(message % sid)
+            await one.again(1)
+            await one.end.client.flush(5)
+            assert one.broker.connections == 1
+
+    play(scene, caplog)
