@@ -42,6 +42,8 @@ TRY_AGAIN_S = 1.0
 WATCH_S = 1.0
 STUCK_S = 15.0
 """A client that has no connection and tries no broker for so long looks for none any more."""
+SEARCH_S = 2.0
+"""For so long after a loss a request waits for the brokers that were not tried yet."""
 CLOSE_S = 0.5
 """How long a connection that is closed may take for what it still has to write."""
 MOST_TOLD = 32
@@ -135,6 +137,8 @@ class QuickClient(Client):
         self._quick: dict[int, Handler] = {}
         self._active_s = time.monotonic()
         self._seldom = Seldom(log)
+        self.in_vain: set[str] = set()
+        """Brokers that were tried in vain since the last connection was lost."""
 
     @property
     def failure(self) -> str:
@@ -169,12 +173,6 @@ class QuickClient(Client):
         self._pending, self._pending_data_size = [], 0
         await super()._close(status, do_cbs)
 
-    async def _read_loop(self) -> None:
-        await super()._read_loop()
-        # The library stops to read at an error that it does not expect, and keeps the connection.
-        if asyncio.current_task() is self._reading_task:
-            await self._process_op_err(Error("nats: the reader of the connection ended"))
-
     async def _ping_interval(self) -> None:
         try:
             await super()._ping_interval()
@@ -191,7 +189,11 @@ class QuickClient(Client):
         self._active_s = time.monotonic()
         if not self._transport and s.uri.scheme not in ("ws", "wss"):
             self._transport = ClosableTransport()  # type: ignore[no-untyped-call]
-        await super()._connect_to_server(s)
+        try:
+            await super()._connect_to_server(s)
+        except Exception:
+            self.in_vain.add(s.uri.netloc)
+            raise
 
     async def listen(self, subject: str, handler: Handler) -> None:
         """Subscribe. An error of the handler ends that message alone."""
@@ -276,6 +278,7 @@ class Broker:
         self._tasks: list[asyncio.Task[None]] = []
         self._told: set[str] = set()
         self._seldom = Seldom(log)
+        self._lost_s, self._moved = -SEARCH_S, asyncio.Event()
 
     def start(self) -> None:
         """Connect."""
@@ -344,6 +347,7 @@ class Broker:
 
     async def _connected(self) -> None:
         self.up = True
+        self._moved.set()
         self._told.clear()
         log.info("joined the broker %s", self.client.connected_url and self.client.connected_url.netloc)
         _tell(self.on_up)
@@ -351,16 +355,33 @@ class Broker:
     async def _lost(self) -> None:
         if self.up:
             log.warning("lost the broker; looking for one")
+            self._lost_s = time.monotonic()
+            self.client.in_vain.clear()
         self.up = False
         self._outbox.clear()
         _tell(self.on_down)
 
     async def _failed(self, error: Exception) -> None:
         """A word of the client library. Several brokers fail by turns, each with a text of its own."""
+        self._moved.set()
         text = str(error) or repr(error)
         if text not in self._told and len(self._told) < MOST_TOLD:
             self._told.add(text)
             log.warning("brokers: %s", text)
+
+    async def found(self) -> None:
+        """Wait while a lost connection may come back at once: for `SEARCH_S`, until all brokers were tried in vain.
+
+        So a request that comes just after the death of one broker of several is not refused.
+        """
+        while not self.up and any(url.netloc not in self.client.in_vain for url in self.client.servers):
+            left_s = self._lost_s + SEARCH_S - time.monotonic()
+            if left_s <= 0:
+                return
+            self._moved.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await self._moved.wait()
 
     def send(self, subject: str, data: bytes, reply: str = "", headers: dict[str, str] | None = None) -> None:
         """Send a message at the end of this turn of the loop. Raises `QueueUnavailable` without a broker."""

@@ -337,6 +337,8 @@ class ClusterEngine(Engine):
         try:
             async with asyncio.timeout(deadline.remaining_s(deadline_ns) + GRACE_S):
                 await gateway.offer(sent)
+                if not gateway.broker.up:
+                    await gateway.broker.found()
                 gateway.dispatch.begin(sent)
                 while True:
                     result, outcome = await sent.future

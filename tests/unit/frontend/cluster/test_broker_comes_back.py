@@ -13,7 +13,7 @@ from nats.aio.client import Srv
 from nats.errors import FlushTimeoutError
 
 from frontend.cluster import broker as module
-from frontend.cluster.broker import Broker, QuickClient
+from frontend.cluster.broker import Broker, ClosableTransport, QuickClient
 from ipc.settings import Cluster
 from tests.fakes.scripted_broker import GREETING, ScriptedBroker
 from tests.harness.server import eventually
@@ -28,6 +28,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 class Joined:
     """A broker, and a connection that has joined it."""
 
+    PATIENCE_S = 20.0
+
     def __init__(self, broker: ScriptedBroker, end: Broker, heard: list[bytes]) -> None:
         self.broker, self.end, self.heard = broker, end, heard
 
@@ -37,7 +39,7 @@ class Joined:
         async def joined() -> bool:
             return self.end.up and self.broker.connections >= connections
 
-        await eventually(joined, f"connection {connections}")
+        await eventually(joined, f"connection {connections}", self.PATIENCE_S)
         self.heard.clear()
         self.end.send("there", b"to the broker")
         self.broker.say(b"MSG here 1 4\r\ngood\r\n")
@@ -45,7 +47,7 @@ class Joined:
         async def carried() -> bool:
             return self.heard == [b"good"] and b"to the broker\r\n" in self.broker.heard
 
-        await eventually(carried, "a message each way")
+        await eventually(carried, "a message each way", self.PATIENCE_S)
 
 
 @asynccontextmanager
@@ -116,16 +118,53 @@ def test_odd_words_of_a_broker_at_the_first_connect_are_no_end(caplog: pytest.Lo
     assert "a client of the brokers is replaced" in caplog.text
 
 
-def test_a_refusal_by_a_word_while_commands_wait_is_no_end(caplog: pytest.LogCaptureFixture) -> None:
-    """The library tries to write what waits to a connection that is gone, and never says that it has closed."""
+def test_a_client_closes_although_commands_wait_for_a_connection_that_is_gone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The library would try to write the commands, fail, and never say that it has closed."""
 
     async def scene() -> None:
         async with joined() as one:
-            await one.end.client._send_command(b"PUB there  1\r\nx\r\n")
-            one.broker.hang_up(b"-ERR 'maximum connections exceeded'\r\n")
+            first = one.end.client
+            await first._send_command(b"PUB there  1\r\nx\r\n")
+            assert isinstance(first._transport, ClosableTransport)
+            first._transport.abort()
+            await first.close()
             await one.again(2)
+            assert one.end.client is not first
 
     play(scene, caplog)
+
+
+def test_a_ping_over_a_connection_that_is_gone_begins_the_search_for_another(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scene() -> None:
+        async with joined() as one:
+            client = one.end.client
+            client.options["ping_interval"] = 0
+            assert isinstance(client._transport, ClosableTransport)
+            client._transport.abort()
+            await client._ping_interval()
+            client.options["ping_interval"] = 60
+            await one.again(2)
+            assert one.end.client is client
+
+    play(scene, caplog)
+
+
+def test_a_client_that_reads_no_more_is_replaced(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "PING_EVERY_S", 60)
+
+    async def scene() -> None:
+        async with joined() as one:
+            one.broker.say(b"INFO {no object\r\n")
+            await one.again(2)
+
+    uvloop.run(scene())
+    assert "it looks for no broker" in caplog.text
 
 
 def test_a_client_that_closed_without_a_word_is_replaced(
@@ -245,3 +284,43 @@ def test_a_message_of_any_bytes_ends_itself_alone(
             assert one.broker.connections == 1
 
     play(scene, caplog)
+
+
+def test_a_request_waits_for_the_brokers_that_were_not_tried_since_a_loss(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No clock ends a wait here, so each wait ends by what was found: another broker, and then none."""
+    monkeypatch.setattr(module, "SEARCH_S", 1e6)
+
+    async def scene() -> None:
+        async with joined() as one:
+            other = ScriptedBroker()
+            await other.start()
+            one.end.client._setup_server_pool([other.url])
+            one.broker.stop()
+
+            async def is_lost() -> bool:
+                return not one.end.up or other.connections > 0
+
+            await eventually(is_lost, "the loss")
+            await one.end.found()
+            assert one.end.up and other.connections == 1
+            other.stop()
+
+            async def is_down() -> bool:
+                return not one.end.up
+
+            await eventually(is_down, "the loss of the other one")
+            await one.end.found()
+            assert not one.end.up
+
+    play(scene, caplog)
+
+
+def test_a_request_waits_for_no_broker_where_none_was_ever_there() -> None:
+    async def scene() -> None:
+        end = Broker(Cluster(urls=("nats://127.0.0.1:1",)), "test")
+        await end.found()
+        assert not end.up
+
+    asyncio.run(scene())
