@@ -13,6 +13,7 @@ from frontend import app
 from frontend.assembly import Backend
 from frontend.services import Services
 from tests.fakes.remote import Link, RemoteEngine, RemoteModels
+from tests.harness.parent import ends_with_parent
 from tests.harness.server import ROOT, Server, free_port, wait_until
 
 ADDRESS = "TEST_FAR_END"
@@ -35,7 +36,14 @@ def gateway(place: Path, behind: Server, *model: str) -> Iterator[Server]:
     address, port = place / "far.sock", free_port()
     log = (place / "far.log").open("wb")
     command = [sys.executable, "-m", "tests.fakes.far_end", str(address), *model]
-    far = subprocess.Popen(command, cwd=ROOT, env=behind.environment, stdout=log, stderr=log)
+    far = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=behind.environment,
+        stdout=log,
+        stderr=log,
+        preexec_fn=ends_with_parent(),
+    )
     try:
         wait_until(address.exists, what="the far end")
         environment = behind.environment | {

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests.conformance.required_tool import lacking
+from tests.harness.parent import ends_with_parent
 from tests.harness.server import wait_until
 
 PATIENCE_S = 60.0
@@ -74,7 +75,10 @@ class Broker:
         configuration = self._write()
         with (self._root / "broker.log").open("ab") as log:
             self._process = subprocess.Popen(
-                [self._program, "--config", str(configuration)], stdout=log, stderr=log
+                [self._program, "--config", str(configuration)],
+                stdout=log,
+                stderr=log,
+                preexec_fn=ends_with_parent(),
             )
         process = self._process
         wait_until(

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.harness.parent import ends_with_parent
 from tests.harness.server import ROOT, Server, alive, make_server, serving, wait_until
 
 SETTINGS = {"queue.max_wait_s": 120, "limits.load_wait_s": 60}
@@ -80,6 +81,7 @@ class Box:
                 env=self.server.environment | {"NOTIFY_SOCKET": f"@{self._told.getsockname()[1:].decode()}"},
                 stdout=log,
                 stderr=log,
+                preexec_fn=ends_with_parent(),
             )
 
     def tell(self, number: signal.Signals) -> None:

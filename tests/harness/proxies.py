@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.conformance.required_tool import required_tool
+from tests.harness.parent import ends_with_parent
 from tests.harness.server import ROOT, free_port, wait_until
 
 SAMPLES = {"haproxy": "haproxy.cfg", "nginx": "nginx.conf"}
@@ -95,7 +96,9 @@ def proxied(name: str, server_port: int, grpc_address: str, place: Path) -> Iter
     file.write_text(sample)
     flags = ["-db", "-f", str(file)] if name == "haproxy" else ["-p", str(place), "-c", str(file)]
     with (place / f"{name}.out").open("wb") as out:
-        process = subprocess.Popen([required_tool(name), *flags], stdout=out, stderr=out)
+        process = subprocess.Popen(
+            [required_tool(name), *flags], stdout=out, stderr=out, preexec_fn=ends_with_parent()
+        )
     try:
         wait_until(lambda: process.poll() is not None or _answers(proxy), what=f"{name} answers")
         assert process.poll() is None, (place / f"{name}.out").read_text()

@@ -18,6 +18,7 @@ from ipc.processes.liveness import is_held
 from ipc.processes.paths import TOOLS, RunPaths
 from tests.conformance.required_tool import required_tool
 from tests.fakes.tool_host import until
+from tests.harness.parent import ends_with_parent
 from tests.harness.server import wait_until
 
 
@@ -39,7 +40,13 @@ class HostProcess:
     def start(self) -> None:
         """Start, without waiting."""
         with self._log.open("ab") as log:
-            self.process = subprocess.Popen(self._command, env=self._environment, stdout=log, stderr=log)
+            self.process = subprocess.Popen(
+                self._command,
+                env=self._environment,
+                stdout=log,
+                stderr=log,
+                preexec_fn=ends_with_parent(),
+            )
 
     @property
     def log(self) -> str:

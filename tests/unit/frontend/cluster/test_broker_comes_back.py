@@ -297,22 +297,22 @@ def test_a_request_waits_for_the_brokers_that_were_not_tried_since_a_loss(
             other = ScriptedBroker()
             await other.start()
             one.end.client._setup_server_pool([other.url])
-            one.broker.stop()
+            found: list[bool] = []
 
-            async def is_lost() -> bool:
-                return not one.end.up or other.connections > 0
+            async def ask() -> None:
+                await one.end.found()
+                found.append(one.end.up)
 
-            await eventually(is_lost, "the loss")
-            await one.end.found()
-            assert one.end.up and other.connections == 1
-            other.stop()
+            tasks: list[asyncio.Task[None]] = []
+            one.end.on_down.append(lambda: tasks.append(asyncio.create_task(ask())))
+            for broker, expected in ((one.broker, [True]), (other, [True, False])):
+                broker.stop()
 
-            async def is_down() -> bool:
-                return not one.end.up
+                async def is_answered(expected: list[bool] = expected) -> bool:
+                    return len(found) == len(expected)
 
-            await eventually(is_down, "the loss of the other one")
-            await one.end.found()
-            assert not one.end.up
+                await eventually(is_answered, "the end of the wait", one.PATIENCE_S)
+                assert found == expected
 
     play(scene, caplog)
 
