@@ -43,7 +43,9 @@ def processor(directory: Path, images: Any = None) -> Any:
     unchecked = type(
         kind.__name__, (kind,), {"check_argument_for_proper_class": lambda self, name, part: None}
     )
-    return unchecked(**parts, chat_template=tokenizer.chat_template, **options)
+    made = unchecked(**parts, **options)
+    made.chat_template = tokenizer.chat_template
+    return made
 
 
 def _processor_class(name: str) -> Any:

@@ -196,6 +196,70 @@ def glm4v(directory: Path) -> None:
     finish(directory, tokenizer, config, "Glm4v", images, {})
 
 
+def mllama(directory: Path) -> None:
+    """Llama 3.2 Vision: one word for a picture, which cross-attention layers read beside the text."""
+    tokenizer = make_tokenizer("mllama", directory, (*_SENTENCES.values(), "<|image|>"), **_SENTENCES)
+    layers = {"num_hidden_layers": 4, "cross_attention_layers": [1, 3], "tie_word_embeddings": False}
+    text = {name: value for name, value in PLAIN.items() if name != "head_dim"}
+    sight = {"num_hidden_layers": 2, "num_global_layers": 1, "attention_heads": 2, "vision_output_dim": 64}
+    canvases = [[1, 1], [1, 2], [1, 3], [1, 4], [2, 1], [2, 2], [3, 1], [4, 1]]
+    config = transformers.MllamaConfig(
+        text_config=text_options(tokenizer, text, **layers),
+        vision_config={
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "image_size": 32,
+            "patch_size": 8,
+            "intermediate_layers_indices": [0],
+            "max_num_tiles": 4,
+            "supported_aspect_ratios": canvases,
+            **sight,
+        },
+        image_token_index=tokenizer.convert_tokens_to_ids("<|image|>"),
+    )
+    size = {"height": 32, "width": 32}
+    finish(
+        directory,
+        tokenizer,
+        config,
+        "Mllama",
+        {"size": size, "max_image_tiles": 4, "resample": 2, **CLIP},
+        {},
+    )
+
+
+def chameleon(directory: Path) -> None:
+    """Chameleon: a quantizer makes 64 words of the vocabulary of every picture; one configuration for all parts."""
+    marks = {"image_token": "<image>", "boi_token": "<racm3:break>", "eoi_token": "<eoss>"}
+    tokenizer = make_tokenizer(
+        "llava", directory, (*_SENTENCES.values(), *marks.values()), marks, **_SENTENCES
+    )
+    words = len(tokenizer)
+    codes = {
+        f"IMGIMG{''.join(chr(ord('A') + int(digit)) for digit in str(at))}Z": words + at for at in range(16)
+    }
+    text = {name: value for name, value in PLAIN.items() if name != "head_dim"}
+    config = transformers.ChameleonConfig(
+        **text_options(tokenizer, text, num_key_value_heads=4) | {"vocab_size": words + len(codes)},
+        vq_config={
+            "embed_dim": 16,
+            "num_embeddings": len(codes),
+            "latent_channels": 16,
+            "resolution": 32,
+            "base_channels": 32,
+            "channel_multiplier": [1, 1, 1],
+            "num_res_blocks": 1,
+        },
+        vocabulary_map=codes | {"<image>": tokenizer.convert_tokens_to_ids("<image>")},
+        tie_word_embeddings=False,
+    )
+    size = {"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}, "do_center_crop": True}
+    finish(
+        directory, tokenizer, config, "Chameleon", {**size, "resample": 1, **HALF}, {"image_seq_length": 64}
+    )
+
+
 OTHERS: dict[str, Callable[[Path], Any]] = {
-    builder.__name__: builder for builder in (llava, llava_next, aya_vision, idefics2, paligemma, glm4v)
+    builder.__name__: builder
+    for builder in (llava, llava_next, aya_vision, idefics2, paligemma, glm4v, mllama, chameleon)
 }

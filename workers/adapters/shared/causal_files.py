@@ -7,11 +7,13 @@ numbers at the load (`quantized_weights`), unless the precision of the entry kee
 
 from __future__ import annotations
 
+import inspect
 import logging
 from functools import partial
 from typing import Any
 
 from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
@@ -39,8 +41,30 @@ log = logging.getLogger(__name__)
 
 def is_seeing(config: Any) -> bool:
     """Whether a model reads pictures beside text, by the type of its configuration."""
-    known: bool = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
-    return known and config.get_text_config() is not config
+    if type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+        return False
+    return config.get_text_config() is not config or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING
+
+
+def refuse_without_chats(config: Any) -> None:
+    """Raise ValueError for a model that sees and cannot continue a prompt without a picture."""
+    kind: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)]
+    if config.is_encoder_decoder or config.get_text_config().is_encoder_decoder:
+        raise ValueError(
+            f"{kind.__name__} gives prompts to an encoder, and the text models here continue a prompt"
+        )
+    needed = [
+        name
+        for name, parameter in inspect.signature(kind.forward).parameters.items()
+        if parameter.default is parameter.empty
+        and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+        and name not in ("self", "input_ids")
+    ]
+    if needed:
+        raise ValueError(
+            f"{kind.__name__} answers nothing without {' and '.join(needed)}, and conversations have requests "
+            "without pictures"
+        )
 
 
 class CausalFiles:
@@ -86,12 +110,14 @@ class CausalFiles:
         """What reads pictures for the model; None for a model that does not see, which the log says.
 
         transformers' own processor reads the pictures of a model without a family. Raises ValueError for options that
-        the model does not have, and `DamagedFile` for files that make no image processor.
+        the model does not have and for a model that answers no texts, and `DamagedFile` for files that make no image
+        processor.
         """
         context = self._context
         pixels = families.pixels_of(self._config, context.options)
         if not is_seeing(self._config):
             return None
+        refuse_without_chats(self._config)
         directory, config, trust = context.directory, self._config, context.trust_remote_code
         try:
             if getattr(config, "model_type", "") not in families.FAMILIES:

@@ -19,6 +19,7 @@ import copy
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -43,6 +44,7 @@ from workers.generation.pictures.reading import (
     refused,
     size_of,
 )
+from workers.generation.template_forms import PROBE
 from workers.generation.templates import BEGIN, END, ChatTemplate, Prompt
 from workers.image_settings import NotServed
 from workers.images import WHITE, RefusedImage, decoded, load_image_processor, most_pixels, require_vision
@@ -105,12 +107,17 @@ class Foreign:
         self.settings = json.dumps(processor.image_processor.to_dict(), sort_keys=True, default=str).encode()
         self.by_size = True
         """Whether the text of a picture depends on its size."""
+        self.changes_texts = False
+        """Whether the processor changes texts without pictures."""
 
     def try_out(self) -> None:
-        """Read pictures of several sizes, one and two. Raises what the processor raises."""
+        """Read pictures of several sizes, one and two, and none. Raises what the processor raises of pictures."""
         texts = {self.text(self.word, [size]) for size in _SIZES}
         self.by_size = len(texts) > 1
         self.text(f"{self.word} {self.word}", [_SMALL, _SMALL])
+        # NOTE: the processors of some models read no text without a picture, and raise errors of any class.
+        with suppress(Exception):
+            self.changes_texts = self.text(PROBE, [])[0] != PROBE
 
     def text(self, text: str, sizes: Sequence[Size]) -> tuple[str, bool]:
         """What the processor makes of a text with pictures of these sizes, and whether special tokens belong around."""
@@ -175,7 +182,9 @@ class ForeignReader(PromptReader):
         wrapper: Wrapper | None = None,
     ) -> Prompt:
         """The prompt of a conversation without pictures, with the special tokens of the processor around."""
-        return self._whole(super().texts(messages, tools, variables, wrapper), around=True)
+        place = self._text_alone if self._foreign.changes_texts else None
+        prompt = self._template.prompt(messages, tools, variables, wrapper, place)
+        return self._whole(prompt, around=True)
 
     def prompt(
         self,
@@ -241,6 +250,9 @@ class ForeignReader(PromptReader):
             for name, value in together.inputs.items()
         }
 
+    def _text_alone(self, text: str) -> str:
+        return self._foreign.text(text, [])[0]
+
     def _check_sizes(self, sizes: Sequence[Size]) -> None:
         """Refuse more pixels than may be in memory, as the processor has all at once. Raises `InvalidInput`."""
         pixels, most = sum(height * width for height, width in sizes), most_pixels()
@@ -273,10 +285,6 @@ def load(directory: Path, config: Any, tokenizer: Any, *, trust_remote_code: boo
     Raises `NotServed` for an architecture whose processor cannot be had or used, with the reason, `DamagedFile` for
     files that make no processor, OSError without the file of the image processor, ImportError without pillow.
     """
-    if config.is_encoder_decoder or config.get_text_config().is_encoder_decoder:
-        raise NotServed(
-            f"pictures of {config.model_type!r} go to an encoder, which chat models here do not have"
-        )
     stored = _stored(directory)
     kind = _processor_class(config.model_type, stored)
     others = set(kind.get_attributes()) - _OWN_PARTS - {"video_processor"}
@@ -301,19 +309,21 @@ def load(directory: Path, config: Any, tokenizer: Any, *, trust_remote_code: boo
             # NOTE: files are damaged only if the processor fails with the tokenizer of its own as well.
             if not is_out_of_memory(error) and _reads(_made(kind, stored, images, own), word):
                 raise NotServed(
-                    f"{kind.__name__} reads pictures with no tokenizer but its own ({type(error).__name__})"
+                    f"{kind.__name__} reads pictures, but not as they are handed over here ({type(error).__name__})"
                 ) from error
             raise
     return foreign
 
 
 def _reads(processor: Any, word: str) -> bool:
-    """Whether a processor as transformers has it reads a picture."""
-    try:
-        processor(text=[word], images=[[_empty(_SMALL)]], return_tensors="pt")
-    except Exception:
-        return False
-    return True
+    """Whether a processor as transformers has it reads a picture, in the list of a text or by itself."""
+    for images in ([[_empty(_SMALL)]], [_empty(_SMALL)]):
+        try:
+            processor(text=[word], images=images, return_tensors="pt")
+        except Exception:
+            continue
+        return True
+    return False
 
 
 def _processor_class(model_type: str, stored: Mapping[str, Any]) -> Any:

@@ -37,7 +37,7 @@ from workers.adapters.causal import CausalAdapter
 from workers.adapters.shared.causal_files import CausalFiles
 from workers.generation.pictures import foreign, reading
 from workers.generation.plain import PlainEngine
-from workers.image_settings import DamagedFile, NotServed
+from workers.image_settings import DamagedFile
 
 QUESTION = "What do you see?"
 CHATS = {
@@ -298,11 +298,39 @@ def test_a_model_whose_processor_cannot_be_had_reads_texts_and_the_log_says_why(
     assert "is served without pictures" in caplog.text and why in caplog.text
 
 
-def test_pictures_that_go_to_an_encoder_are_not_read(llava: Other) -> None:
-    config = transformers.AutoConfig.from_pretrained(str(llava.directory))
-    config.is_encoder_decoder = True
-    with pytest.raises(NotServed, match="pictures of 'llava' go to an encoder"):
-        foreign.load(llava.directory, config, llava.adapter.tokenizer)
+@pytest.mark.parametrize(
+    "kind", [transformers.Blip2Config, transformers.InstructBlipConfig, transformers.BlipConfig]
+)
+def test_a_model_that_answers_nothing_without_a_picture_is_refused(
+    files: Path, kind: type[transformers.PreTrainedConfig]
+) -> None:
+    kind().save_pretrained(files)
+    with pytest.raises(
+        ValueError, match=r"Generation answers nothing without pixel_values.*, and conversations"
+    ):
+        CausalAdapter.load(context(files))
+
+
+@pytest.mark.parametrize("kind", [transformers.Florence2Config, transformers.T5Gemma2Config])
+def test_a_model_that_gives_prompts_to_an_encoder_is_refused(
+    files: Path, kind: type[transformers.PreTrainedConfig]
+) -> None:
+    kind().save_pretrained(files)
+    with pytest.raises(ValueError, match="Generation gives prompts to an encoder"):
+        CausalAdapter.load(context(files))
+
+
+def test_a_processor_that_takes_no_lists_of_pictures_leaves_the_model_its_texts(
+    files: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_json(files / "processor_config.json", {"processor_class": "GotOcr2Processor"})
+    images = {"image_processor_type": "GotOcr2ImageProcessor", "size": {"height": 32, "width": 32}}
+    write_json(files / "preprocessor_config.json", images)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(str(files))
+    tokenizer.add_tokens(["<imgpad>"], special_tokens=True)
+    tokenizer.save_pretrained(str(files))
+    assert not is_seeing(files)
+    assert "GotOcr2Processor reads pictures, but not as they are handed over here (ValueError)" in caplog.text
 
 
 def test_a_missing_package_of_a_processor_is_named(
@@ -323,7 +351,7 @@ def test_a_processor_that_wants_more_of_its_tokenizer_leaves_the_model_its_texts
 
     monkeypatch.setattr(foreign._Tokenizer, "__call__", lacking)
     assert not is_seeing(files)
-    assert "LlavaProcessor reads pictures with no tokenizer but its own (KeyError)" in caplog.text
+    assert "LlavaProcessor reads pictures, but not as they are handed over here (KeyError)" in caplog.text
 
 
 @pytest.mark.parametrize(
