@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager
 from functools import partial
@@ -39,6 +40,8 @@ from frontend.scope import RequestScope
 from frontend.sending import DONE, InferenceRoute, answer_json, named
 from frontend.services import Services
 from ipc.errors import Cancelled, Draining, PenstockError
+
+log = logging.getLogger(__name__)
 
 _LAST = {resource.COMPLETED: "response.completed", resource.FAILED: "response.failed"}
 LEAST_PAUSE_S, MOST_PAUSE_S = 0.1, 1.0
@@ -328,8 +331,14 @@ async def _following(
             raise PenstockError("the response has too many events to keep: retrieve the response itself")
         if row.status != resource.QUEUED and not named.is_at_work:
             named.work(begun)
-        for entries in pieces:
-            output.take(event_log.decode(entries))
+        try:
+            for entries in pieces:
+                output.take(event_log.decode(entries))
+        except (msgspec.DecodeError, IndexError) as error:
+            log.error("kept events of the response %s cannot be read: %s", row.id, error)
+            raise PenstockError(
+                "the kept events of the response cannot be read: retrieve the response itself"
+            ) from error
         known += len(pieces)
         if row.whole is not None:
             break

@@ -133,6 +133,27 @@ def test_a_run_is_followed_live_and_again_from_any_event(pair: tuple[Frontend, F
             assert again.endswith("data: [DONE]\n\n")
 
 
+@pytest.mark.parametrize("entries", ["c1", "9192cc6380", "9192000a", "a0"])
+def test_a_stream_of_events_that_cannot_be_read_ends_in_one_error(
+    pair: tuple[Frontend, Frontend], tmp_path: Path, entries: str
+) -> None:
+    here, there = pair
+    here.gate.set()
+    id_ = here.start()
+    there.wait(id_, "completed")
+    with closing(sqlite3.connect(tmp_path / "state" / FILE)) as connection, connection:
+        connection.execute("INSERT INTO events VALUES (?, 9, ?, NULL)", (id_, bytes.fromhex(entries)))
+    for frontend in pair:
+        text = frontend.get(id_, "?stream=true").text
+        events = _data(text)
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
+        assert [event["type"] for event in events if "error" in event["type"]] == ["error"]
+        assert events[-1]["error"]["type"] == "internal_error"
+        assert "kept events of the response cannot be read" in events[-1]["message"]
+        assert text.endswith("data: [DONE]\n\n")
+        assert frontend.told(id_) == ("completed", "Hello you")
+
+
 def test_a_silent_run_sends_comments_to_those_who_follow(stack: ExitStack, tmp_path: Path) -> None:
     frontend = Frontend(stack, tmp_path, generation__keep_alive_s="0.02")
     id_ = frontend.start()
