@@ -32,7 +32,11 @@ Where hundreds of tokens are about as likely, a thousand draws meet a border wit
 texts. Between a few letters no draw of the fixed seeds is that near to a border.
 """
 SEEDED = {"temperature": 1.0, "top_p": 0.95, "seed": 11, "frequency_penalty": 0.01, "logit_bias": FOUR}
-WISHES = [{}, SEEDED, {"n": 3, "temperature": 0.9, "seed": 3, "logit_bias": FOUR}]
+WISHES = [
+    pytest.param({}, id="greedy", marks=pytest.mark.long),
+    pytest.param(SEEDED, id="seeded", marks=pytest.mark.long),
+    pytest.param({"n": 3, "temperature": 0.9, "seed": 3, "logit_bias": FOUR}, id="three-choices"),
+]
 
 
 def settings(root: Path) -> dict[str, Any]:
@@ -200,7 +204,7 @@ def test_a_reload_lets_a_run_end(server: Server, text: str) -> None:
     follower.assert_whole(answer)
 
 
-@pytest.mark.parametrize("wishes", WISHES, ids=["greedy", "seeded", "three-choices"])
+@pytest.mark.parametrize("wishes", WISHES)
 def test_a_run_of_a_killed_frontend_goes_on_in_another(server: Server, wishes: dict[str, Any]) -> None:
     expected = _said(server, MANY_TOKENS, **wishes)
     before = server.metric("penstock_continuations_total", outcome="adopted")
@@ -217,6 +221,7 @@ def test_a_run_of_a_killed_frontend_goes_on_in_another(server: Server, wishes: d
     wait_until(lambda: len(server.frontend_pids()) == 2, what="the new frontend")
 
 
+@pytest.mark.long
 def test_a_run_without_a_seed_goes_on_by_the_seed_that_its_first_frontend_drew(server: Server) -> None:
     wishes = {"temperature": 1.0, "logit_bias": TWO}
     id_ = _adopted(server, MANY_TOKENS, **wishes).id
@@ -269,6 +274,7 @@ def test_a_run_of_a_killed_worker_goes_on_when_the_worker_is_back(server: Server
     assert answer["output_text"].startswith(text)
 
 
+@pytest.mark.long
 def test_a_run_loses_frontend_and_worker_and_goes_on(server: Server) -> None:
     expected = _said(server, MANY_TOKENS, **SEEDED)
     while True:

@@ -133,6 +133,7 @@ def test_the_wheel_holds_one_package_and_says_its_name(built: tuple[Path, ...]) 
     assert not [name for name in names if "__pycache__" in name or "/tests/" in name]
 
 
+@pytest.mark.long
 def test_the_sdist_gives_the_same_wheel_and_itself_again_byte_for_byte(
     built: tuple[Path, ...], tmp_path: Path
 ) -> None:
@@ -215,6 +216,7 @@ def test_a_command_that_needs_an_extra_names_the_extra(
     assert told.startswith("penstock: ") and told.count("\n") == 1, told
 
 
+@pytest.mark.long
 def test_pip_adds_an_extra_to_an_installed_wheel_without_looking_for_the_wheel(
     built: tuple[Path, ...], tmp_path: Path
 ) -> None:

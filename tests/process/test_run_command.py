@@ -92,7 +92,7 @@ def test_settings_of_the_command_line_count_for_the_server_and_wrong_ones_are_re
     assert_nothing_is_left(place)
 
 
-@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGHUP, marks=pytest.mark.long), signal.SIGKILL])
 def test_a_run_that_a_signal_ends_leaves_no_server(number: signal.Signals, place: Path) -> None:
     below: list[int] = []
     try:

@@ -337,6 +337,7 @@ def test_an_ordinary_user_cannot_fork_beyond_the_limit(tmp_path: Path, layer: st
     assert (int(printed) < 100) == (layer == "processes")
 
 
+@pytest.mark.long
 @pytest.mark.skipif(
     os.geteuid() != 0, reason="this user is no root: the tests above have run as an ordinary user"
 )

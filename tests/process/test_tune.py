@@ -22,6 +22,7 @@ from tests.harness.server import FAKE_CATALOG, alive, wait_until
 SMALL = ["server.frontends=1", "arena.bytes=8MiB", "arena.input_bytes=8MiB"]
 
 
+@pytest.mark.long
 def test_two_topologies_are_measured_and_the_settings_are_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.tiny import gguf_models
 
 HEAVY = ("scipy.optimize", "torch._dynamo", "torch.distributed.tensor", "sympy")
@@ -28,6 +30,7 @@ def test_a_model_family_is_imported_without_what_only_training_and_compiling_nee
     assert loaded == ["True"]
 
 
+@pytest.mark.long
 def test_torch_compiles_and_exports_behind_the_import() -> None:
     program = """
 import sys
@@ -48,6 +51,7 @@ print(type(program).__name__)
     assert run(program) == ["2", "True", "False", "4", "True", "3", "True", "ExportedProgram"]
 
 
+@pytest.mark.long
 def test_another_name_of_the_compiler_brings_the_real_module_while_the_stand_in_is_there() -> None:
     program = """
 import sys
@@ -63,6 +67,7 @@ print(torch._dynamo.__file__ is not None)
     assert run(program) == ["True", "False", "False", "True"]
 
 
+@pytest.mark.long
 def test_masks_out_of_functions_are_made_as_ever() -> None:
     program = """
 from workers.libraries import import_transformers
@@ -76,6 +81,7 @@ with masking_utils.TransformGetItemToIndex():
     assert run(program) == ["True"]
 
 
+@pytest.mark.long
 def test_the_names_of_models_are_those_that_transformers_finds_by_itself() -> None:
     program = """
 from workers.libraries import import_transformers
