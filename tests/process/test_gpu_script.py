@@ -3,30 +3,16 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
 
 import pytest
 
 from benchmarks import gpu, report
 from benchmarks.gpu import Part
-from tests.harness import lives
-from tests.harness.nursery import Forked
+from tests.fakes.forking import Forking
 
 
-class Forking:
-    """`subprocess` for the script: processes of Python that are forked with torch imported, which is most of a part."""
-
-    DEVNULL, STDOUT, TimeoutExpired = subprocess.DEVNULL, subprocess.STDOUT, subprocess.TimeoutExpired
-
-    @staticmethod
-    def Popen(command: Sequence[str], env: Mapping[str, str], stdout: IO[bytes], **_: Any) -> Forked:
-        """Standard error goes where standard output goes, as the script wants."""
-        return lives.python("workers", command[1:], env, stdout.fileno())
-
-
+@pytest.mark.long
 def test_all_parts_run_and_are_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "RESULTS", tmp_path)
     monkeypatch.setattr(gpu, "subprocess", Forking)
