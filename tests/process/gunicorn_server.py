@@ -20,9 +20,7 @@ import psutil
 from tests.harness import lives
 from tests.harness.accounting import count_server
 from tests.harness.nursery import Forked
-from tests.harness.server import wait_until
-
-_START_S = 60.0
+from tests.harness.server import PATIENCE_S, wait_until
 
 _CONFIG = """
 from frontend.arbiter.hooks import heed_signals, take_over
@@ -71,7 +69,7 @@ class Client:
         self.socket = socket.socket()
         if receive_buffer_nbytes:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_nbytes)
-        self.socket.settimeout(15)
+        self.socket.settimeout(PATIENCE_S)
         self.socket.connect(("127.0.0.1", port))
         self._file = self.socket.makefile("rb")
 
@@ -158,7 +156,7 @@ class Server:
         """Send a signal to the arbiter."""
         self.process.send_signal(sig)
 
-    def seconds_to_exit(self, timeout_s: float = 15.0) -> float:
+    def seconds_to_exit(self, timeout_s: float = PATIENCE_S) -> float:
         """Wait for the arbiter's end."""
         start = time.monotonic()
         self.process.wait(timeout_s)
@@ -194,7 +192,7 @@ def serving(
         )
     server = Server(process, log, events)
     try:
-        server.port = int(wait_until(lambda: _find_port(server), _START_S))
+        server.port = int(wait_until(lambda: _find_port(server)))
         server.ask()
         yield server
     finally:
@@ -216,11 +214,11 @@ def _end(server: Server) -> None:
     if server.process.poll() is None:
         server.signal(signal.SIGQUIT)
         try:
-            server.process.wait(60)
+            server.process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
             server.process.kill()
             server.process.wait()
-    _, alive = psutil.wait_procs(family, timeout=5)
+    _, alive = psutil.wait_procs(family, timeout=PATIENCE_S)
     for process in alive:
         process.kill()
     assert not alive, f"still running after a fast stop: {alive}"
