@@ -39,7 +39,10 @@ _CACHE = "set the environment variable HF_HOME"
 _FROM_FILES = "leave the flag out: the model's own files say what the model does"
 _CUT = "leave the flag out: the routes of TEI cut long texts, unless a request has `truncate: false`"
 _ONE_GPU = "not built: a model runs on one GPU; `--workers N` starts N workers, one per GPU"
-_QUANTIZED = "name a GGUF file, `penstock serve owner/name:Q4_K_M`; leave the flag out for AWQ, GPTQ and FP8"
+_QUANTIZED = (
+    "name a GGUF file, `penstock serve owner/name:Q4_K_M`, or write `--set worker.precision=int8`, int4 or fp8, which "
+    "keeps weights quantised; leave the flag out for AWQ, GPTQ and FP8"
+)
 _IN_TEMPLATE = "leave the flag out: the model's chat template says so"
 _TEMPLATE = _ENTRY.format("loadtime.chat_template=NAME") + "; NAME is a template of the model, or its text"
 _ADAPTERS = "write `loras` in the catalog entry, or `--set catalog.lora_dirs=DIR`"

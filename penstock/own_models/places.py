@@ -94,8 +94,9 @@ def find(name: str, alias: str = "", stated: Mapping[str, Any] | None = None) ->
         return _gguf_file(name, alias, stated or {})
     place = _existing(name)
     if place is None and (_is_file(name) or _PATH.match(name)):
+        kind = "file" if name.lower().endswith((SUFFIX, ".onnx")) else "directory"
         raise CannotTell(
-            f"{name[:200]}: {_file_told(name) if _is_file(name) else 'there is no such directory'}"
+            f"{name[:200]}: {_file_told(name) if _is_file(name) else f'there is no such {kind}'}"
         )
     if place is not None:
         # NOTE: a link gives the id of a model, and may lead elsewhere at the next load.

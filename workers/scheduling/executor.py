@@ -91,7 +91,7 @@ class Executor:
             job.strategy.resume(job)
         for strategy in self._queue.take_asking():
             strategy.go_on()
-        while (call := self._queue.take_call()) is not None:
+        for call in self._queue.take_calls():
             self._run_call(call)
 
     def _run_call(self, call: Call) -> None:

@@ -305,9 +305,9 @@ class WorkQueue:
         self.nudge()
         return future
 
-    def take_call(self) -> Call | None:
-        """The next call; None without any. Device thread only."""
-        return self._calls.popleft() if self._calls else None
+    def take_calls(self) -> list[Call]:
+        """The calls that wait now; those that come meanwhile wait for the batch behind these. Device thread only."""
+        return [self._calls.popleft() for _ in range(len(self._calls))]
 
     def ask(self, strategy: Asking) -> None:
         """Have the device thread call `strategy.go_on` before the next batch."""

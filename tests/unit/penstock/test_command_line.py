@@ -98,6 +98,7 @@ def test_a_shell_is_given_the_names_of_the_settings_file_and_its_catalog(
         (["cp", "a"], "'cp' is no command of penstock; a further name is given at the start"),
         (["keys", "rm"], "'rm' is no action of penstock keys; expected new"),
         (["serve", "--no-ui"], "--no-ui is no flag of penstock serve; leave the flag out: the page at /"),
+        (["serve", "--quantization", "awq"], "write `--set worker.precision=int8`, int4 or fp8"),
         (["serve", "--no-kv-cache"], "--no-kv-cache is no flag of penstock serve; leave the flag out"),
         (["serve", "-c", "a.jinja"], "-c is no flag of penstock serve; `penstock models add MODEL"),
         (["serve", "-j", "a.jinja"], "-j is no flag of penstock serve; `penstock models add MODEL"),

@@ -663,6 +663,8 @@ def test_where_no_hub_answers_one_try_ends_with_one_message(
     ("name", "why"),
     [
         ("./nowhere", "./nowhere: there is no such directory"),
+        ("./nowhere.gguf", "./nowhere.gguf: there is no such file"),
+        ("./nowhere.ONNX", "./nowhere.ONNX: there is no such file"),
         ("~nobody-at-all/x", "~nobody-at-all/x: there is no such directory"),
         ("./" + "x" * 5000, "there is no such directory"),
         (__file__, "this is a file and no GGUF; name the directory of the model"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -190,3 +191,17 @@ def test_a_batch_may_take_until_its_last_deadline_but_no_longer_than_any_step(ex
     replan(soon.first, deadline_ns=time.monotonic_ns() + 30_000_000_000)
     run(executor, soon)
     assert LEAST_STEP_S < executor._activity.limit_s <= 30.0
+
+
+def test_a_call_that_comes_while_calls_run_lets_a_batch_go_first(executor: Executor) -> None:
+    later: list[Future[str]] = []
+
+    def first() -> str:
+        later.append(executor._queue.call(lambda: "second"))
+        return "first"
+
+    called = executor._queue.call(first)
+    executor._between_batches()
+    assert called.result(0) == "first" and not later[0].done()
+    executor._between_batches()
+    assert later[0].result(0) == "second"
