@@ -4,11 +4,13 @@
 all parts, and the others, which transformers' modules call with the same rows next, take their columns of the result.
 The weight of the product is the only one: nothing is kept twice. A call with other rows computes anew, so the numbers
 are right whoever calls. `workers.generation.decoder` takes the whole result at once.
+
+Plain layers on a CPU are joined here. Whoever has layers of other forms hands `join` a function that merges them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -18,20 +20,18 @@ SETS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Names of layers in one module that read the same rows."""
 
 
+Merge = Callable[[Sequence[nn.Module]], nn.Module | None]
+"""One layer that gives the outputs of several side by side; None where their form has no such layer."""
+
+
 class Joined(nn.Module):
-    """The product of several layers; `widths` are the numbers of outputs of each."""
+    """The product of several layers, `whole`; `widths` are the numbers of outputs of each."""
 
     whole: nn.Module
 
-    def __init__(self, layers: list[nn.Linear]) -> None:
+    def __init__(self, layers: Sequence[Any], whole: nn.Module) -> None:
         super().__init__()
         self.widths = [layer.out_features for layer in layers]
-        first = layers[0]
-        whole = nn.Linear(first.in_features, sum(self.widths), bias=False, device="meta")
-        whole.weight = nn.Parameter(torch.cat([each.weight.detach() for each in layers]), requires_grad=False)
-        if first.bias is not None:
-            biases = torch.cat([each.bias.detach() for each in layers])
-            whole.bias = nn.Parameter(biases, requires_grad=False)
         self.whole = whole
         self._rows: Tensor | None = None
         self._results: list[Tensor] = []
@@ -54,7 +54,7 @@ class Joined(nn.Module):
 class Part(nn.Module):
     """One of the joined layers, as `nn.Linear` for inference; the first part of a product bears the product."""
 
-    def __init__(self, joined: Joined, number: int, layer: nn.Linear) -> None:
+    def __init__(self, joined: Joined, number: int, layer: Any) -> None:
         super().__init__()
         self.in_features, self.out_features = layer.in_features, layer.out_features
         self._number, self._first = number, sum(joined.widths[:number])
@@ -77,17 +77,24 @@ class Part(nn.Module):
         return result
 
 
-def join(layers: Iterable[Any]) -> int:
-    """Join the linear layers in `self_attn` and `mlp` of decoder layers on CPU; returns how many products there are."""
+def join(layers: Iterable[Any], merge: Merge = lambda _: None) -> int:
+    """Join the linear layers in `self_attn` and `mlp` of decoder layers on CPU; returns how many products there are.
+
+    `merge` is asked where the layers of a set are not all plain.
+    """
     count = 0
     for layer in layers:
         for parent in (layer.self_attn, layer.mlp):
             for names in SETS:
-                if all(_is_plain(getattr(parent, name, None)) for name in names):
-                    parts = [getattr(parent, name) for name in names]
-                    if len({(part.weight.dtype, part.bias is None) for part in parts}) == 1:
-                        _replace(parent, names, parts)
-                        count += 1
+                parts = [part for name in names if (part := getattr(parent, name, None)) is not None]
+                if len(parts) < len(names):
+                    continue
+                whole = merged(parts) if all(map(_is_plain, parts)) else merge(parts)
+                if whole is not None:
+                    product = Joined(parts, whole)
+                    for number, (name, part) in enumerate(zip(names, parts, strict=True)):
+                        setattr(parent, name, Part(product, number, part))
+                    count += 1
     return count
 
 
@@ -95,7 +102,14 @@ def _is_plain(layer: Any) -> bool:
     return type(layer) is nn.Linear and layer.weight.device.type == "cpu"
 
 
-def _replace(parent: nn.Module, names: tuple[str, ...], layers: list[nn.Linear]) -> None:
-    joined = Joined(layers)
-    for number, (name, layer) in enumerate(zip(names, layers, strict=True)):
-        setattr(parent, name, Part(joined, number, layer))
+def merged(layers: Sequence[Any]) -> nn.Linear | None:
+    """One plain layer with the outputs of several; None for weights of several types, and biases of some only."""
+    if len({(layer.weight.dtype, layer.bias is None) for layer in layers}) > 1:
+        return None
+    first = layers[0]
+    outputs = sum(layer.out_features for layer in layers)
+    whole = nn.Linear(first.in_features, outputs, bias=False, device="meta")
+    whole.weight = nn.Parameter(torch.cat([each.weight.detach() for each in layers]), requires_grad=False)
+    if first.bias is not None:
+        whole.bias = nn.Parameter(torch.cat([each.bias.detach() for each in layers]), requires_grad=False)
+    return whole

@@ -24,7 +24,7 @@ from workers.adapters.base import Held, LoadContext
 from workers.adapters.shared import checkpoint, quantized_weights
 from workers.adapters.shared.building import parameter_count
 from workers.adapters.shared.linears import GENERATED_ROWS, lay_out_linears
-from workers.adapters.shared.quantizing import Quantizer
+from workers.adapters.shared.quantizing import Quantizer, merged
 from workers.generation.decoder import Decoder
 from workers.generation.joined import join
 from workers.generation.pictures import families, foreign
@@ -102,7 +102,7 @@ class CausalFiles:
         if context.device.type == "cpu":
             tell = partial(context.progress, "linear layers")
             if Decoder.knows(model):
-                join(model.model.layers)
+                join(model.model.layers, merged)
             lay_out_linears(model, GENERATED_ROWS, tell, context.findings)
         return model
 

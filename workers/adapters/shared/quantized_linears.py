@@ -15,9 +15,9 @@ PERF: figures of all these forms, and of those that were not chosen, stand in do
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
@@ -225,6 +225,26 @@ class QuantizedLinear(nn.Module):
         """Rows [n, in_features] in the order of the columns to a new tensor [n, out_features]."""
         raise NotImplementedError
 
+    def take(self, others: Sequence[Self]) -> None:
+        """Add the outputs of `others` behind those of this layer, all of the same `form`.
+
+        Raises RuntimeError where torch lacks what that takes.
+        """
+        layers = (self, *others)
+        self.out_features = sum(layer.out_features for layer in layers)
+        self.weight = torch.empty(self.out_features, self.in_features, dtype=self.dtype, device="meta")
+        self._chain("bias", layers, 0)
+
+    @property
+    def form(self) -> tuple[object, ...]:
+        """What layers have in common that can become one."""
+        return type(self), self.kind, self.dtype, self.device, self.in_features, self.bias is None
+
+    def _chain(self, name: str, layers: Sequence[QuantizedLinear], dim: int) -> None:
+        """A buffer of all layers in the place of this layer's."""
+        if getattr(self, name) is not None:
+            setattr(self, name, torch.cat([getattr(layer, name) for layer in layers], dim).contiguous())
+
 
 class Int8Linear(QuantizedLinear):
     """int8 with one scale for each output, by oneDNN's products of integers on a CPU.
@@ -275,6 +295,15 @@ class Int8Linear(QuantizedLinear):
         )
         return torch.add(sums[count:], sums[:count], alpha=_PART).mul_(scale / _WHOLE).to(self.dtype)
 
+    def take(self, others: Sequence[Self]) -> None:
+        """See the base."""
+        super().take(others)
+        layers = (self, *others)
+        values = torch.cat([layer._packed.to_dense().t() for layer in layers])
+        self._packed = torch.ops.onednn.qlinear_prepack(values, None)
+        self._chain("_scales", layers, 0)
+        self._chain("_zeros", layers, 0)
+
 
 class Int4Linear(QuantizedLinear):
     """4 bits in groups, by torch's packed products. Rows, scales and sums are rounded to bfloat16."""
@@ -312,6 +341,20 @@ class Int4Linear(QuantizedLinear):
             rows.to(torch.bfloat16).contiguous(), self._packed, self._group, self._scales
         )
         return result.to(self.dtype)
+
+    def take(self, others: Sequence[Self]) -> None:
+        """See the base."""
+        layers = (self, *others)
+        if any(layer.out_features % _PACKED_OUTPUTS for layer in layers[:-1]):
+            raise RuntimeError(f"outputs of a packed layer are no multiple of {_PACKED_OUTPUTS}")
+        super().take(others)
+        self._chain("_packed", layers, 0)
+        self._chain("_scales", layers, 1)
+
+    @property
+    def form(self) -> tuple[object, ...]:
+        """See the base."""
+        return *super().form, self._group
 
 
 class MadeLinear(QuantizedLinear):
@@ -377,31 +420,11 @@ class MadeLinear(QuantizedLinear):
         return numbers
 
 
-class QuantizedTable(nn.Module):
-    """A table of embeddings in int8 with one scale a row. `weight` has shape and type of the numbers, and no data."""
-
-    values: Tensor
-    scales: Tensor
-
-    def __init__(self, stored: QuantizedWeight, dtype: torch.dtype) -> None:
-        """`stored` has one scale for each output, which is a row here; rows are given in `dtype`."""
-        super().__init__()
-        self.num_embeddings, self.embedding_dim = stored.shape
-        self._dtype = dtype
-        self.weight = torch.empty(stored.shape, dtype=dtype, device="meta")
-        self.register_buffer("values", stored.values, persistent=False)
-        self.register_buffer("scales", stored.scales.to(dtype), persistent=False)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        """Ids int64 [...] to their rows [..., embedding_dim]."""
-        return self.values[ids].to(self._dtype).mul_(self.scales[ids])
-
-
 def layer_of(
     name: str, stored: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype, device: torch.device
 ) -> QuantizedLinear:
     """The layer called `name` over a weight, proven. Raises `LayerNotProven`."""
-    states = _states(stored, dtype, device)
+    states = proof_rows(stored.shape[1], dtype, device)
     wanted = states.new_empty(len(states), stored.shape[0], dtype=torch.float32)
     for first, part in stored.tiles():
         numbers = part.numbers().to(device)
@@ -443,10 +466,10 @@ def _packed_group(stored: QuantizedWeight) -> int:
     return max((size for size in PACKED_GROUPS if stored.group % size == 0), default=0)
 
 
-def _states(stored: QuantizedWeight, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Random rows, the same each time."""
+def proof_rows(inner: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Random rows of `inner` numbers, the same each time."""
     generator = torch.Generator().manual_seed(0)
-    return torch.randn(_PROVEN_ROWS, stored.shape[1], generator=generator).to(device, dtype)
+    return torch.randn(_PROVEN_ROWS, inner, generator=generator).to(device, dtype)
 
 
 @torch.inference_mode()

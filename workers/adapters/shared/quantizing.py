@@ -9,12 +9,15 @@
 4. A head that shares the table of embeddings becomes int8 on a CPU, with int8 and int4, and so does the table.
    Elsewhere both stay, as a second form of the table would take more memory than the quantised head saves. Whoever
    reads weights one by one hands the table to `hold_table` in runs of rows, so that its numbers never lie there whole.
+
+`merged` makes one layer of several that read the same rows, for `workers.generation.joined`.
 """
 
 from __future__ import annotations
 
+import copy
 import logging
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -24,11 +27,12 @@ from workers.adapters.shared.building import precision_of
 from workers.adapters.shared.quantized_linears import (
     INT4,
     INT8,
+    Int4Linear,
     Int8Linear,
     QuantizedLinear,
-    QuantizedTable,
     QuantizedWeight,
     layer_of,
+    proof_rows,
     quantize,
     quantize_runs,
 )
@@ -37,6 +41,26 @@ log = logging.getLogger(__name__)
 
 LEAST_WIDTH = 32
 """Layers with fewer inputs or outputs stay as they are."""
+
+
+class QuantizedTable(nn.Module):
+    """A table of embeddings in int8 with one scale a row. `weight` has shape and type of the numbers, and no data."""
+
+    values: Tensor
+    scales: Tensor
+
+    def __init__(self, stored: QuantizedWeight, dtype: torch.dtype) -> None:
+        """`stored` has one scale for each output, which is a row here; rows are given in `dtype`."""
+        super().__init__()
+        self.num_embeddings, self.embedding_dim = stored.shape
+        self._dtype = dtype
+        self.weight = torch.empty(stored.shape, dtype=dtype, device="meta")
+        self.register_buffer("values", stored.values, persistent=False)
+        self.register_buffer("scales", stored.scales.to(dtype), persistent=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Ids int64 [...] to their rows [..., embedding_dim]."""
+        return self.values[ids].to(self._dtype).mul_(self.scales[ids])
 
 
 class Quantizer:
@@ -177,6 +201,32 @@ class Quantizer:
             held,
             rest,
         )
+
+
+@torch.inference_mode()
+def merged(layers: Sequence[nn.Module]) -> QuantizedLinear | None:
+    """One layer that gives the outputs of several on a CPU, bit for bit, side by side; None where no such layer is."""
+    first = layers[0]
+    if not isinstance(first, Int8Linear | Int4Linear) or first.device.type != "cpu":
+        return None
+    parts = [layer for layer in layers if type(layer) is type(first) and layer.form == first.form]
+    if len(parts) < len(layers) or any(layer.order is not None for layer in parts):
+        return None
+    whole: QuantizedLinear = copy.copy(first)
+    # NOTE: a copy of a module shares the table of its buffers.
+    whole._buffers = dict(first._buffers)
+    states = proof_rows(first.in_features, first.dtype, first.device)
+    try:
+        whole.take(parts[1:])
+    # NOTE: torch says so that a processor's layout cannot be read back.
+    except RuntimeError as error:
+        log.info("layers of %s stay apart: %s", first.kind, str(error).partition("\n")[0])
+        return None
+    for rows in (states, states[-1:]):
+        if not torch.equal(whole(rows), torch.cat([part(rows) for part in parts], -1)):
+            log.info("layers of %s stay apart: their joined product has other results", first.kind)
+            return None
+    return whole
 
 
 def quantized_bytes(layer: QuantizedLinear) -> int:

@@ -29,7 +29,7 @@ from workers.adapters.shared.quantized_linears import (
     layer_of,
     quantize,
 )
-from workers.adapters.shared.quantizing import Quantizer
+from workers.adapters.shared.quantizing import Quantizer, merged
 
 CPU = torch.device("cpu")
 ROOT = Path(__file__).parents[4]
@@ -230,6 +230,74 @@ def test_a_layer_that_no_form_computes_is_refused(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(quantized_linears, "TOLERANCE", dict.fromkeys(DTYPES, -1.0))
     with pytest.raises(LayerNotProven, match=r"^a: the quantised layer \(int8\).*the limit is -1"):
         layer_of("a", quantize(drawn(32, 64), INT8), None, torch.float32, CPU)
+
+
+def parts_of(
+    kind: str, widths: tuple[int, ...] = (192, 64, 96), inner: int = 128, **more: Any
+) -> list[QuantizedLinear]:
+    """Layers of the same inputs, each with a bias, unless `more` says otherwise."""
+    made = []
+    for seed, width in enumerate(widths):
+        bias = more.get("bias", drawn(width, seed=9))
+        stored = quantize(drawn(width, inner, seed=seed), more.get("kinds", {}).get(seed, kind))
+        stored.order = more.get("order")
+        made.append(layer_of("a", stored, bias, more.get("dtype", torch.float32), CPU))
+    return made
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("dtype", DTYPES[:2])
+@pytest.mark.parametrize("kind", [INT8, INT4])
+def test_layers_of_the_same_rows_become_one_with_the_same_bits_in_the_same_memory(
+    kind: str, dtype: torch.dtype
+) -> None:
+    parts = parts_of(kind, dtype=dtype)
+    rows = drawn(5, 128, seed=4).to(dtype)
+    wanted, nbytes = torch.cat([part(rows) for part in parts], -1), parameter_bytes(*parts)
+    whole = merged(parts)
+    assert type(whole) is FORMS[kind] and whole.weight.shape == (352, 128)
+    assert torch.equal(whole(rows), wanted) and torch.equal(whole(rows[2:3]), wanted[2:3])
+    assert parameter_bytes(whole) == nbytes
+    assert torch.equal(torch.cat([part(rows) for part in parts], -1), wanted), "the layers stay as they were"
+    plain = merged(parts_of(kind, dtype=dtype, bias=None))
+    assert plain is not None and plain.bias is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        (INT8, {"order": torch.arange(128).flip(0)}),
+        (INT8, {"kinds": {1: INT4}}),
+        (INT4, {"kinds": {2: INT8}}),
+        (INT4, {"widths": (80, 64)}),
+        (FP8, {}),
+    ],
+)
+def test_layers_that_differ_or_have_no_joined_form_stay_apart(kind: str, more: dict[str, Any]) -> None:
+    assert merged(parts_of(kind, **more)) is None
+
+
+def test_layers_with_a_bias_and_without_and_layers_of_numbers_stay_apart() -> None:
+    biased, plain = parts_of(INT8)[0], parts_of(INT8, bias=None)[0]
+    assert merged([biased, plain]) is None
+    assert merged([plain, torch.nn.Linear(128, 64, bias=False)]) is None
+    assert merged([torch.nn.Linear(128, 64, bias=False), plain]) is None
+
+
+@pytest.mark.parametrize("fault", ["other bits", "no such layout"])
+def test_a_joined_product_that_fails_its_proof_is_not_used(
+    fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = Int8Linear.take
+
+    def take(self: Any, others: Any) -> None:
+        if fault == "no such layout":
+            raise RuntimeError("not here")
+        whole(self, others)
+        self._scales[-1] *= 1.0001
+
+    monkeypatch.setattr(Int8Linear, "take", take)
+    assert merged(parts_of(INT8)) is None
 
 
 @pytest.mark.parametrize("kind", FORMS)

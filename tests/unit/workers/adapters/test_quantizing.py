@@ -32,11 +32,11 @@ from workers.adapters.shared.quantized_linears import (
     Int8Linear,
     MadeLinear,
     QuantizedLinear,
-    QuantizedTable,
     quantize,
 )
-from workers.adapters.shared.quantizing import Quantizer
+from workers.adapters.shared.quantizing import QuantizedTable, Quantizer
 from workers.generation import proof
+from workers.generation.joined import Part
 from workers.generation.plain import PlainEngine
 from workers.lifecycle.memory_budget import estimate
 from workers.loading.gguf_file import StoredTensor
@@ -52,11 +52,15 @@ def load(root: Path, kind: str, gguf: str = "", **changes: Any) -> CausalAdapter
 
 
 def layers_of(adapter: CausalAdapter) -> dict[str, QuantizedLinear]:
-    return {
-        name: layer
-        for name, layer in adapter.engine.model.named_modules()
-        if isinstance(layer, QuantizedLinear)
-    }
+    """Quantised layers by the paths of the model; layers that are joined have the layer that joins them."""
+    found = {}
+    for name, layer in adapter.engine.model.named_modules():
+        if isinstance(layer, Part):
+            assert isinstance(layer.product.whole, QuantizedLinear)
+            found[name] = layer.product.whole
+        elif isinstance(layer, QuantizedLinear) and ".product." not in name:
+            found[name] = layer
+    return found
 
 
 @torch.inference_mode()

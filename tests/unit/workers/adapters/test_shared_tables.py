@@ -26,11 +26,10 @@ from workers.adapters.shared.quantized_linears import (
     TILE_NBYTES,
     Int8Linear,
     QuantizedLinear,
-    QuantizedTable,
     quantize,
     quantize_runs,
 )
-from workers.adapters.shared.quantizing import Quantizer
+from workers.adapters.shared.quantizing import QuantizedTable, Quantizer
 from workers.lifecycle.memory_budget import estimate
 from workers.loading.gguf_file import read_model
 

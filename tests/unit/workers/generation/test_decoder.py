@@ -15,7 +15,7 @@ from workers.device.findings import Findings, Proof
 from workers.generation import decoder
 from workers.generation.attention import PagedAttention
 from workers.generation.decoder import Decoder
-from workers.generation.joined import Joined, Part, join
+from workers.generation.joined import Joined, Part, join, merged
 from workers.generation.proof import Earlier, packs
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -81,7 +81,9 @@ def test_joined_layers_give_the_logits_of_the_layers_in_the_same_memory(family: 
 @torch.inference_mode()
 def test_parts_of_a_product_are_right_in_any_order_and_keep_nothing() -> None:
     layers = [nn.Linear(8, width).eval().requires_grad_(False) for width in (6, 2, 2)]
-    product = Joined(layers)
+    whole = merged(layers)
+    assert whole is not None
+    product = Joined(layers, whole)
     parts = [Part(product, number, layer) for number, layer in enumerate(layers)]
     calls: list[int] = []
     product.whole.register_forward_hook(lambda *_: calls.append(1))
