@@ -73,7 +73,7 @@ def test_what_is_no_picture_is_refused_by_its_header(unharmed: Server, name: str
 def test_what_cannot_be_decoded_fails_alone(unharmed: Server, place: Path, name: str) -> None:
     began = time.monotonic()
     found = items_of(unharmed, CLIP, [picture(2), FAILED[name], "river"], item_errors=True)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30
     assert_vector(found[0], place, picture(2))
     assert_failed(found[1], 1)
     assert_vector(found[2], place, "river")

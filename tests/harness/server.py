@@ -353,7 +353,7 @@ class Server:
             )
         )
 
-    def stop(self, timeout_s: float = 40.0) -> int:
+    def stop(self, timeout_s: float = PATIENCE_S) -> int:
         """SIGTERM; returns the arbiter's exit code once all processes are gone."""
         if self.fresh:
             count_apart(self.supervisor_pid())
