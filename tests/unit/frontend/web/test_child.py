@@ -184,6 +184,8 @@ def test_the_engine_is_needed_only_without_a_url_of_the_operator(monkeypatch: py
 
 def test_the_real_library_finds_the_text_of_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTHONPATH")
+    if text := child.missing(needs_engine=False):
+        lacking(text)
     words = "<p>The quick brown fox jumps over the lazy dog, and goes home in the evening.</p>" * 20
     page = (
         f"<html><head><title>Fox</title></head><body><nav>Menu</nav><article>{words}</article></body></html>"
