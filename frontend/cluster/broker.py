@@ -308,7 +308,8 @@ class Broker:
             client = self.client = QuickClient()
             try:
                 await self._connect()
-                while not (why := client.failure):
+                # NOTE: a client that said that it has closed may have a connection, by an attempt that went on.
+                while not (why := client.failure or ("closed" if self._closed.is_set() else "")):
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(WATCH_S):
                             await self._closed.wait()

@@ -19,6 +19,7 @@ from tests.conformance.required_tool import lacking
 from tests.harness.parent import ends_with_parent
 from tests.harness.server import wait_until
 
+LIMITS = "max_memory_store: 256MB, max_file_store: 256MB"
 PATIENCE_S = 60.0
 """How long a test waits for a broker: a busy machine is no fault of the broker."""
 
@@ -47,7 +48,7 @@ class Broker:
     def __init__(self, root: Path, *, jetstream: bool = True, more: str = "", program: str = "") -> None:
         root.mkdir(parents=True, exist_ok=True)
         self._root, self._program = root, program or nats_server()
-        self._jetstream, self._more = jetstream, more
+        self._jetstream, self._more, self._limits = jetstream, more, LIMITS
         self.port = -1
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -92,7 +93,7 @@ class Broker:
         lines = [f"listen: 127.0.0.1:{self.port}", f"ports_file_dir: {ports}"]
         if self._jetstream:
             store = json.dumps(str(self._root / "store"))
-            lines.append(f"jetstream {{store_dir: {store}, max_memory_store: 256MB, max_file_store: 256MB}}")
+            lines.append(f"jetstream {{store_dir: {store}, {self._limits}}}")
         configuration = self._root / "nats.conf"
         configuration.write_text("\n".join([*lines, self._more]) + "\n")
         return configuration
@@ -103,6 +104,16 @@ class Broker:
         self._more = more
         self._write()
         self._process.send_signal(signal.SIGHUP)
+
+    def begin_again(
+        self, more: str = "", *, jetstream: bool = True, limits: str = "", program: str = ""
+    ) -> None:
+        """Kill the process, and start another with these lines and limits of JetStream, and with nothing stored."""
+        self.kill()
+        shutil.rmtree(self._root / "store", ignore_errors=True)
+        self._jetstream, self._more, self._limits = jetstream, more, limits or LIMITS
+        self._program = program or nats_server()
+        self.start()
 
     def _listens(self, ports: Path) -> bool:
         # The file is written in place, so a reader may see a part of it.

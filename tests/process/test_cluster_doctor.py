@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
+import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
+import nats
 import pytest
+from nats.aio.client import Client
+from nats.js.api import StreamConfig
 
 from frontend.cluster import examining
 from ipc.settings import load
+from ipc.wire.cluster import VERSION, BoxHealth, GatewayBeat, encode
+from ipc.wire.cluster_names import Names
 from penstock import processes
-from tests.harness.broker import broker
+from tests.harness.broker import PATIENCE_S, Broker, broker
 from tests.harness.cluster import box, gateway
 from tests.harness.server import wait_until
 
@@ -23,8 +32,9 @@ def findings(urls: str, **more: str) -> list[tuple[bool, str]]:
 
 def test_a_broker_with_all_that_is_needed_is_fine(tmp_path: Path) -> None:
     with broker(tmp_path) as one:
-        [(fine, text)] = findings(one.url)
+        [(fine, text), ports] = findings(one.url)
     assert fine and one.url in text and "max_payload 1MiB" in text, text
+    assert ports[0] and "no gateway and no box tells one" in ports[1], ports
 
 
 @pytest.mark.parametrize(
@@ -54,6 +64,59 @@ def test_a_broker_that_is_not_there_is_told(tmp_path: Path) -> None:
         unused.bind(("127.0.0.1", 0))
         [(fine, text)] = findings(f"nats://127.0.0.1:{unused.getsockname()[1]}")
     assert not fine and "cannot be joined" in text, text
+
+
+def in_cluster(one: Broker, do: Callable[[Client], Awaitable[Any]]) -> Any:
+    """Something that a client of the broker does."""
+
+    async def run() -> Any:
+        client = await nats.connect(one.url)
+        try:
+            return await do(client)
+        finally:
+            await client.close()
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("ahead_s", "expected"), [(300, "300.0 s behind"), (-300, "300.0 s ahead of"), (0, "")]
+)
+def test_a_clock_that_is_far_from_that_of_a_broker_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead_s: int, expected: str
+) -> None:
+    monkeypatch.setattr(examining, "LISTEN_S", 0)
+    with broker(tmp_path) as one:
+        stream = StreamConfig(name=f"KV_{Names().models}", subjects=["x"])
+        in_cluster(one, lambda client: client.jetstream(timeout=PATIENCE_S).add_stream(stream))
+        monkeypatch.setattr(examining, "_wall_s", lambda: time.time() + ahead_s)
+        fine, text = findings(one.url)[0]
+    assert fine == (not expected) and expected in text, text
+
+
+def test_transfer_ports_that_this_host_reaches_and_does_not_reach_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = Names()
+    with broker(tmp_path) as one, socket.create_server(("127.0.0.1", 0)) as there, socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        reached, lacking = (f"127.0.0.1:{each.getsockname()[1]}" for each in (there, unused))
+
+        async def tell(client: Client) -> None:
+            await client.publish(names.gateway_beat("r"), encode(GatewayBeat(VERSION, "r", 1, reached)))
+            await client.publish(names.box_health("a"), encode(BoxHealth(VERSION, "a", "l", {}, lacking)))
+            await client.publish(names.box_health("b"), b"no message")
+            await client.flush()
+
+        async def listening(found: dict[str, str]) -> None:
+            while len(found) < 2:
+                await asyncio.to_thread(in_cluster, one, tell)
+
+        monkeypatch.setattr(examining, "_listening", listening)
+        told = {text: fine for fine, text in findings(one.url)[1:]}
+    assert told.pop(f"transfer port {reached} of a gateway: can be reached from this host")
+    [(text, fine)] = told.items()
+    assert not fine and text.startswith(f"transfer port {lacking} of box a: cannot be reached"), text
 
 
 def test_status_shows_the_bridge_of_a_box_and_a_gateway_without_workers(tmp_path: Path) -> None:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
+import subprocess
+import threading
 from pathlib import Path
 from urllib.parse import urlparse
 
+import nats
 import pytest
 import uvloop
 from nats.aio.client import Client, Srv
+from nats.aio.msg import Msg
 
 from frontend.cluster import broker as module
 from frontend.cluster.broker import Broker, ClosableTransport, QuickClient, lasting
@@ -16,7 +22,7 @@ from frontend.cluster.bucket import Writer
 from ipc.settings import Cluster
 from ipc.wire.cluster_names import Names
 from tests.harness.broker import broker
-from tests.harness.server import eventually
+from tests.harness.server import ROOT, eventually
 
 
 def test_a_connection_that_a_broker_refused_by_a_word_comes_back(
@@ -167,3 +173,105 @@ def test_a_write_to_a_connection_that_the_broker_closed_is_an_error_of_the_netwo
         server.close()
 
     uvloop.run(scene())
+
+
+def certificates(place: Path, days: str) -> str:
+    """Certificates of one host by the script of the deployment; returns the lines that a broker needs for them."""
+    shutil.rmtree(place / "h", ignore_errors=True)
+    subprocess.run(
+        [ROOT / "deploy/nats/certificates.sh", place, "h"],
+        env=os.environ | {"DAYS": days},
+        check=True,
+        capture_output=True,
+    )
+    files = ", ".join(f'{kind}_file: "{place}/h/{name}"' for kind, name in FILES.items())
+    return f"tls {{{files}, verify: true}}"
+
+
+FILES = {"ca": "ca.pem", "cert": "own.pem", "key": "own.key"}
+
+
+def test_a_broker_with_an_expired_certificate_is_refused_by_name_until_it_has_a_new_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    good, old = tmp_path / "good", tmp_path / "old"
+    own = certificates(good, "30")
+    shutil.copytree(good, old)
+    expired = certificates(old, "-1")
+    ca, cert, key = (str(good / "h" / name) for name in FILES.values())
+    with broker(tmp_path / "broker", jetstream=False, more=expired) as one:
+
+        async def scene() -> None:
+            end = Broker(
+                Cluster(urls=(one.url,), tls_ca_file=ca, tls_cert_file=cert, tls_key_file=key), "test"
+            )
+            end.start()
+
+            async def refused() -> bool:
+                return "certificate has expired" in caplog.text
+
+            async def joined() -> bool:
+                return end.up
+
+            await eventually(refused, "the refusal of the certificate")
+            assert not end.up
+            one.configure(own)
+            await eventually(joined, "the broker with another certificate")
+            await end.close()
+
+        uvloop.run(scene())
+    assert "Traceback" not in caplog.text
+
+
+def test_a_slow_consumer_that_the_broker_has_left_comes_back(tmp_path: Path) -> None:
+    """The broker ends the connection of whoever does not read; the messages are lost, the connection is not."""
+    with broker(tmp_path, jetstream=False, more="max_pending: 1MB") as one:
+        block, heard = threading.Event(), list[bytes]()
+
+        def hear(message: Msg) -> None:
+            heard.append(bytes(message.data[:4]))
+            if message.data[:4] == b"wait":
+                block.wait(60)
+
+        async def slow(ends: asyncio.Event) -> None:
+            end = Broker(Cluster(urls=(one.url,)), "slow")
+            end.listen("here", hear)
+            end.start()
+            await ends.wait()
+            await end.close()
+
+        loop, ends = asyncio.new_event_loop(), asyncio.Event()
+        thread = threading.Thread(target=loop.run_until_complete, args=(slow(ends),), daemon=True)
+        thread.start()
+
+        async def scene() -> None:
+            sender = await nats.connect(one.url)
+
+            async def reaches(word: bytes) -> None:
+                async def reached() -> bool:
+                    await sender.publish("here", word)
+                    await sender.flush()
+                    return word in heard
+
+                await eventually(reached, f"{word!r} at the other end")
+
+            async def is_left() -> bool:
+                for _ in range(16):
+                    await sender.publish("here", bytes(1 << 19))
+                await sender.flush()
+                return "Slow Consumer" in one.log
+
+            await reaches(b"wait")
+            await eventually(is_left, "the word of the broker about a slow consumer")
+            block.set()
+            await reaches(b"good")
+            await sender.close()
+
+        try:
+            asyncio.run(scene())
+        finally:
+            block.set()
+            loop.call_soon_threadsafe(ends.set)
+            thread.join(60)
+        assert not thread.is_alive()
+        loop.close()

@@ -181,6 +181,19 @@ def test_a_client_that_closed_without_a_word_is_replaced(
     play(scene, caplog)
 
 
+def test_a_client_that_says_that_it_has_closed_is_replaced_though_it_is_connected(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scene() -> None:
+        async with joined() as one:
+            first = one.end.client
+            await one.end._ended()
+            await one.again(2)
+            assert one.end.client is not first and first.is_closed
+
+    play(scene, caplog)
+
+
 def test_a_part_that_fails_at_a_change_keeps_nobody_from_the_brokers() -> None:
     async def scene() -> None:
         async with joined() as one:

@@ -99,6 +99,23 @@ def test_a_bridge_asks_the_queue_for_more_time_as_long_as_an_item_runs(post: Pos
     asyncio.run(scene())
 
 
+def test_a_bridge_asks_the_queue_for_more_time_for_items_of_other_producers(
+    post: Post, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene() -> None:
+        one, told = bridge(extend_every_s=0.01), list[bool]()
+        monkeypatch.setattr(one._foreign, "extend", lambda: told.append(True))
+        extending = asyncio.create_task(one._extend())
+
+        async def extended() -> bool:
+            return len(told) >= 3
+
+        await eventually(extended, "more time for items of other producers")
+        extending.cancel()
+
+    asyncio.run(scene())
+
+
 def test_an_item_of_the_queue_is_claimed_with_the_subject_of_its_delivery(post: Post) -> None:
     async def scene() -> None:
         one = bridge()
