@@ -15,7 +15,7 @@ from frontend.access_log import HttpCounts
 from frontend.engine.answer import CopyBudget
 from frontend.engine.boxes import GatewayMeter
 from frontend.engine.caching import CachingEngine, Front
-from frontend.engine.interface import Counts, Engine, Models, Times, no_times
+from frontend.engine.interface import Configs, Counts, Engine, Models, Times, no_times
 from frontend.engine.local.client import Client
 from frontend.engine.local.engine import LocalEngine
 from frontend.engine.pools import Pools
@@ -43,6 +43,7 @@ class Backend:
     """Of a gateway: how often things have happened so far, by what and a label."""
     pools: Pools | None = None
     times: Times = no_times
+    configs: Configs | None = None
 
 
 def local(services: Services) -> Backend:
@@ -84,6 +85,7 @@ def cluster(services: Services) -> Backend:
         gateway.counts,
         gateway.pools,
         gateway.times,
+        gateway.configs,
     )
 
 
@@ -101,7 +103,7 @@ def assemble(
     services.copies = CopyBudget(settings.arena.copy_out_bytes)
     services.store = Store(settings.paths)
     backend = behind(services)
-    services.directory, services.pools = backend.models, backend.pools
+    services.directory, services.pools, services.configs = backend.models, backend.pools, backend.configs
     if settings.cache.embeddings_bytes:
         services.engine = CachingEngine(backend.engine, backend.models, settings, services.recorder)
     else:

@@ -15,7 +15,7 @@ from frontend.access.gate import Gate
 from frontend.access.restricted import Restrictions
 from frontend.engine.answer import CopyBudget
 from frontend.engine.boxes import GatewayMeter
-from frontend.engine.interface import Engine, Models
+from frontend.engine.interface import Configs, Engine, Models
 from frontend.engine.pools import Pools
 from frontend.http.bodies import BodyReader
 from frontend.records.finishing import Finisher, Recorder
@@ -85,6 +85,8 @@ class Services:
     """Counts of a gateway; None elsewhere."""
     pools: Pools | None = None
     """Pools of a cluster, at a gateway alone."""
+    configs: Configs | None = None
+    """Configurations of a cluster, at a gateway alone."""
     recorder: Recorder = None  # type: ignore[assignment]
     finisher: Finisher = field(default_factory=Finisher)
     bodies: BodyReader = None  # type: ignore[assignment]

@@ -11,6 +11,9 @@
     |   +-- SequenceUnknown       SEQUENCE_UNKNOWN     400
     |   +-- FileNotFound          FILE_NOT_FOUND       404
     |   +-- PoolNotFound          POOL_NOT_FOUND       404
+    |   +-- ContentConflict       CONTENT_CONFLICT     409
+    |   +-- ConfigRefused         VALIDATION_ERROR     422
+    |   +-- KeyReused             IDEMPOTENCY_MISMATCH 422
     +-- AccessRefused
     |   +-- Unauthenticated       UNAUTHENTICATED      401
     |   +-- Forbidden             FORBIDDEN            403
@@ -147,6 +150,24 @@ class PoolNotFound(InvalidInput):
     """No pool of that name is there, or nobody renewed its lease."""
 
     code, status = "POOL_NOT_FOUND", 404
+
+
+class ContentConflict(InvalidInput):
+    """A configuration gives other content to a model or a profile that is there; what is there stays."""
+
+    code, status = "CONTENT_CONFLICT", 409
+
+
+class ConfigRefused(InvalidInput):
+    """A configuration of a model has a mistake, or no bundle of boxes can run the model."""
+
+    code, status = "VALIDATION_ERROR", 422
+
+
+class KeyReused(InvalidInput):
+    """The Idempotency-Key of a request was that of another body before."""
+
+    code, status = "IDEMPOTENCY_MISMATCH", 422
 
 
 def not_begun(sequence: int | str, model: str, why: str) -> str:

@@ -559,6 +559,11 @@ class Settings(Section, frozen=True):
         return self.run.instance or re.sub("[^A-Za-z0-9_-]", "-", port_or_path) or "default"
 
     @property
+    def configured_dirs(self) -> tuple[str, ...]:
+        """Directories of models that a box of a cluster serves besides those of its own catalog."""
+        return (str(self.paths.configurations()),) if self.cluster.on else ()
+
+    @property
     def paths(self) -> RunPaths:
         """File names of this instance."""
         root = Path(self.run.dir) if self.run.dir else default_run_root(self.instance)

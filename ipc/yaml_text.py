@@ -18,15 +18,16 @@ _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _MERGE = "tag:yaml.org,2002:merge"
 
 
-def decode(data: bytes) -> Any:
+def decode(data: bytes, *, aliases: bool = True) -> Any:
     """The plain values of a document.
 
-    Raises `ValueError` where the bytes are none, are nested deep, or where a map has a key twice.
+    Raises `ValueError` where the bytes are none, are nested deep, where a map has a key twice, and without `aliases`
+    where the document repeats a part of its own by an alias: a few lines of these stand for billions of values.
     """
-    return decode_with_lines(data)[0]
+    return decode_with_lines(data, aliases=aliases)[0]
 
 
-def decode_with_lines(data: bytes) -> tuple[Any, dict[tuple[Any, ...], int]]:
+def decode_with_lines(data: bytes, *, aliases: bool = True) -> tuple[Any, dict[tuple[Any, ...], int]]:
     """As `decode`, and the lines of the keys of the first two levels, from 1: by `(section,)` and `(section, key)`."""
     _check_depth(data)
     try:
@@ -34,7 +35,7 @@ def decode_with_lines(data: bytes) -> tuple[Any, dict[tuple[Any, ...], int]]:
         node = loader.get_single_node()
         if node is None:
             return None, {}
-        _refuse_repeated(node)
+        _refuse_repeated(node, aliases)
         return loader.construct_document(node), dict(_lines(loader, node, 2))
     except yaml.YAMLError as error:
         raise ValueError(_told(error)) from error
@@ -46,12 +47,17 @@ def _check_depth(data: bytes) -> None:
         raise ValueError(f"nested too deeply, or more than {MOST_OPENED} brackets")
 
 
-def _refuse_repeated(root: yaml.Node) -> None:
-    """Raise `ValueError` for a key that stands twice in its map: PyYAML takes the last one without a word."""
+def _refuse_repeated(root: yaml.Node, aliases: bool) -> None:
+    """Raise `ValueError` for a key that stands twice in its map: PyYAML takes the last one without a word.
+
+    Without `aliases` also for a part of the document that stands at two places.
+    """
     places, seen = [root], set()
     while places:
         node = places.pop()
         if id(node) in seen:
+            if not aliases:
+                raise ValueError(f"the part of line {node.start_mark.line + 1} is repeated by an alias")
             continue
         seen.add(id(node))
         if isinstance(node, yaml.SequenceNode):

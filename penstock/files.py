@@ -34,10 +34,6 @@ _PARAMETERS = re.compile(r"([\d.]+) ([MB]) parameters")
 _SCALES = {"M": 1e6, "B": 1e9}
 _SHORTEST, _OUTPUTS_CUT = 16, 14
 """Characters of names and of lists of outputs that a narrow terminal keeps."""
-_FIRST_GONE = ("LENGTH", "DIMS", "SERVED", "AS")
-"""Columns that a narrow terminal does without, in this order: a model that nobody can name is of no use."""
-_SHORTEST_OWNER = 5
-"""Characters of the organisation in a name."""
 
 
 def located(
@@ -219,32 +215,18 @@ def _matches(entry: ModelEntry, words: Sequence[str]) -> bool:
 
 
 def _fitted(rows: list[tuple[str, ...]]) -> list[str]:
-    """The lines of the table; on a terminal columns go, then the middle of long names, until a line fits."""
+    """The lines of the table; on a terminal long names and lists of outputs lose their middle, so that a line fits."""
     lines, width = terminal.table(rows), shutil.get_terminal_size().columns
     if not sys.stdout.isatty() or max(map(len, lines)) <= width:
         return lines
-    cut = [(row[0], _without_middle(row[1], _OUTPUTS_CUT), *row[2:]) for row in rows]
-    for column in _FIRST_GONE:
-        if max(map(len, terminal.table(cut))) <= width:
-            break
-        place = cut[0].index(column)
-        cut = [(*row[:place], *row[place + 1 :]) for row in cut]
+    cut = [(row[0], _shortened(row[1], _OUTPUTS_CUT), *row[2:]) for row in rows]
     room = width - max(map(len, terminal.table(cut))) + max(len(row[0]) for row in cut)
     return terminal.table([(_shortened(row[0], max(room, _SHORTEST)), *row[1:]) for row in cut])
 
 
 def _shortened(name: str, most: int) -> str:
-    """A name without its middle; of `organisation/name` the organisation becomes short first."""
-    owner, slash, own = name.rpartition("/")
-    if not slash or len(name) <= most or most < _SHORTEST:
-        return _without_middle(name, most)
-    left = max(_SHORTEST_OWNER, most - 1 - len(own))
-    return f"{_without_middle(owner, left)}/{_without_middle(own, most - 1 - min(left, len(owner)))}"
-
-
-def _without_middle(text: str, most: int) -> str:
     end = (most - 3) // 2
-    return text if len(text) <= most else f"{text[: most - 3 - end]}...{text[-end:] if end else ''}"
+    return name if len(name) <= most else f"{name[: most - 3 - end]}...{name[-end:]}"
 
 
 def _is_served(entry: ModelEntry, config: Settings) -> bool:

@@ -130,11 +130,7 @@ def _run(action: str, options: argparse.Namespace, config: Settings) -> int:
         return _list_served(options, config)
     if action == "list":
         return files.print_list(config, options)
-    if (
-        action == "show"
-        and options.url
-        and not (processes.catalog_dirs(config.paths) and not target.is_elsewhere(options.url))
-    ):
+    if action == "show" and options.url and target.is_elsewhere(options.url):
         key = target.key_of(options)
         return served.print_one(target.url_of(options, config), key, options.model, as_json=options.json)
     if action == "show" and not options.catalog:

@@ -9,7 +9,6 @@ Exit codes: 0 all processes serve, 1 a process is dead, stuck or silent, 4 no se
 from __future__ import annotations
 
 import argparse
-import http.client
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -24,7 +23,7 @@ from ipc.processes.liveness import SlotLock, SlotTaken
 from ipc.processes.paths import RunPaths
 from ipc.settings import Settings
 from ipc.wire.stats import Folded, folded
-from penstock import processes, target, terminal
+from penstock import processes, terminal
 from penstock.processes import Frontend, Process, View, Worker
 
 EXIT_NONE = 4
@@ -87,29 +86,11 @@ def run(options: argparse.Namespace, config: Settings) -> int:
         paths = config.paths
     try:
         if options.watch is None:
-            found = _once(paths, config.worker_count, options.json)
-            if found == EXIT_NONE and (url := _answering(options, config)):
-                print(
-                    f"  {url} answers: if that is Penstock, name its run directory with --run-dir",
-                    file=sys.stderr,
-                )
-            return found
+            return _once(paths, config.worker_count, options.json)
         return _watch(paths, config.worker_count, options)
     except processes.NotReadable as error:
         print(f"penstock: {error.message}", file=sys.stderr)
         return 1
-
-
-def _answering(options: argparse.Namespace, config: Settings) -> str:
-    """The address that the flags name, if a server answers there; else empty."""
-    if options.run_dir or not target.names_server(options):
-        return ""
-    try:
-        url = target.url_of(options, config)
-        target.fetched(f"{url}/livez", "", WAIT_S)
-    except (ConfigError, OSError, ValueError, http.client.HTTPException):
-        return ""
-    return url
 
 
 def _watch(paths: RunPaths, configured: int, options: argparse.Namespace) -> int:

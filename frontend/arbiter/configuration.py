@@ -60,7 +60,7 @@ def read(config: settings.Settings | None = None) -> Configuration:
         registry.protocols(config.server.compatible)
     if config.is_gateway:
         return Configuration(config, Catalog(()), Gate.of(config.server), restrictions_of(config))
-    catalog = load_served(config.catalog, config.repository)
+    catalog = load_served(config.catalog, config.repository, added=config.configured_dirs)
     models = model_directories(config.repository.dirs)
     refuse_clash(models, names_of(catalog.sources))
     if _accepted is not None:

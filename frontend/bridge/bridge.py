@@ -7,7 +7,8 @@
    all rows each `ALL_EVERY_S`, before the broker forgets them.
 4. The pools of the cluster are followed. A box in a pool takes the work of that pool alone, and loads what the pool has
    pinned (`pooling`); else the box takes the work of the pool of its settings.
-5. `drain` says so in the beat, refuses what still comes, waits for what runs, and until gateways have the answers.
+5. Configurations of the cluster become files that the workers serve (`configs`).
+6. `drain` says so in the beat, refuses what still comes, waits for what runs, and until gateways have the answers.
 
 A name of a box is of one life at a time. A bridge listens for another life of its name before its own first sign of
 life, and refuses to be a second one (`Namesakes`).
@@ -24,6 +25,7 @@ from collections.abc import Callable
 import msgspec
 from nats.aio.msg import Msg
 
+from frontend.bridge.configs import ConfiguredModels
 from frontend.bridge.dead_letters import DeadLetters
 from frontend.bridge.foreign import ForeignItems
 from frontend.bridge.intake import Intake
@@ -168,6 +170,7 @@ class Bridge:
         self._maker = Maker(self.broker, self._names, self._cluster)
         self._membership = Membership(settings, self.broker, self._names, models)
         self._membership.on_change = self._aim
+        self._configured = ConfiguredModels(settings, self.broker, self._names, models)
         self._puller = Puller(
             self.life,
             self._next_of(self._cluster.pool),
@@ -189,7 +192,7 @@ class Bridge:
         self.broker.start()
         loop = asyncio.get_running_loop()
         own = (self._tick, self._live, self._write, self._extend, self._tell_figures, self._maker.run)
-        loops = (*own, self._dead_letters.run, *self._membership.loops)
+        loops = (*own, self._dead_letters.run, *self._membership.loops, *self._configured.loops)
         self._tasks = [loop.create_task(self.transfers.start())]
         self._tasks += [loop.create_task(lasting(run)) for run in loops]
 
@@ -333,9 +336,9 @@ class Bridge:
         self.broker.say(self._names.box_beat(self.box), encode(beat))
 
     async def _write(self) -> None:
-        written, due_s, all_due_s = -1, 0.0, 0.0
+        written, due_s, all_due_s = (-1, -1), 0.0, 0.0
         while True:
-            version, now_s = self._models.version, time.monotonic()
+            version, now_s = (self._models.version, self._configured.version), time.monotonic()
             if not self.broker.up:
                 # The broker may forget rows, or lose them with its disk, while nobody writes.
                 all_due_s = 0.0
@@ -379,6 +382,7 @@ class Bridge:
             self._models.is_told,
             [entry.id for entry in catalog.sources],
             (self._settings.server.machine_profile or self._settings.server.gpu_type).lower(),
+            self._configured.told(),
         )
         return rows
 

@@ -296,6 +296,10 @@ class Intake:
         if carried.start_left_ms < carried.left_ms:
             scope.start_by_ns = start_by_ns
         deadline.check(scope.deadline_ns, "before a box had the request")
+        if self._models.is_told and work.model not in self._models.catalog:
+            # Boxes may differ in their models, and the queue gives an item to any of them.
+            self._meter.lacks(work.model)
+            raise NoReplica("the box does not serve this model", retry_after_s=1)
         if not self._models.is_loaded(work.model):
             self._meter.loads(work.model)
         if carried.kind == ENSURE:

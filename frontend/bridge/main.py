@@ -73,7 +73,7 @@ async def _serve(config: Settings) -> None:
     stopping, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    catalog = load_served(config.catalog, config.repository)
+    catalog = load_served(config.catalog, config.repository, added=config.configured_dirs)
     store = Store(config.paths)
     client = Client(config.paths, config, NAME, store)
     engine = LocalEngine(config, catalog, client, Drain())

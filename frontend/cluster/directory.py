@@ -21,6 +21,7 @@ from frontend.engine.interface import STATE_ORDER, BoxView, Models, WorkerView, 
 from frontend.scope import ANY_BOX, Choice
 from ipc import deadline
 from ipc.catalog.entries import Catalog, ModelEntry
+from ipc.catalog.option_names import FAMILY_OPTIONS
 from ipc.errors import (
     DeadlineExceeded,
     DependencyConflict,
@@ -31,6 +32,7 @@ from ipc.errors import (
 )
 from ipc.logs import Seldom
 from ipc.wire.cluster import BoxHealth, BoxRow, ModelRow, Row
+from ipc.wire.cluster_configs import BoxConfigs
 from ipc.wire.cluster_names import row_key
 from ipc.wire.messages import Credits, ModelStatus
 from ipc.wire.stats import Stats
@@ -106,6 +108,9 @@ class ClusterModels(Models):
         self._seldom = Seldom(log)
         self._figures: dict[str, BoxHealth] = {}
         self._version, self._is_read, self._changed = 0, False, asyncio.Event()
+        self._configured: Mapping[str, ModelEntry] = {}
+        self.families = frozenset(FAMILY_OPTIONS)
+        """Adapters that each box has."""
         self.ensure: Ensure | None = None
         """Set before the first request."""
         self.expects: Callable[[str], bool] = lambda pool: False
@@ -147,6 +152,28 @@ class ClusterModels(Models):
             self._put(key, row)
         self._note()
 
+    def configure(self, entries: Mapping[str, ModelEntry]) -> None:
+        """Models that boxes were told to serve, by id: known from now on, also before a box has them."""
+        self._configured = entries
+        self._note()
+
+    def configured_boxes(self) -> Iterator[tuple[str, str, frozenset[str], BoxConfigs | None]]:
+        """(box, bundle, adapters, configurations) of each box that takes work."""
+        for box, rows in self._live():
+            assert rows.box is not None
+            found = (rows.of(model) for model in rows.box.models)
+            own = (row.entry.adapters for row in found if row is not None and row.entry is not None)
+            yield box.name, rows.box.bundle, self.families.union(*own), rows.box.configs
+
+    def entry_at_boxes(self, model: str) -> ModelEntry | None:
+        """The entry of a model at some box that takes work."""
+        found = (row for _, rows in self._live() if (row := rows.of(model)) is not None)
+        return next((row.version or row.entry for row in found), None)
+
+    def bundles_of(self, model: str) -> list[str]:
+        """Bundles of the boxes that take work and have a model."""
+        return sorted({rows.box.bundle for _, rows in self._live() if rows.box and model in rows.box.models})
+
     def _note(self) -> None:
         """Build the catalog anew after a change of rows or boxes, and wake the requests that wait for a change."""
         entries: dict[str, ModelEntry] = {}
@@ -162,6 +189,9 @@ class ClusterModels(Models):
                     entries.setdefault(model, entry)
         for name in self._figures.keys() - self._boxes.by_name.keys():
             del self._figures[name]
+        for model, configured in self._configured.items():
+            entries.setdefault(model, configured)
+            names.add(model)
         sources = tuple(entries.values())
         if sources != self.catalog.sources:
             self.catalog.replace(Catalog(sources, names=names))
@@ -226,16 +256,19 @@ class ClusterModels(Models):
         ]
         return [each for each in found if choice.takes(self._profile(*each))] or found
 
-    def queue_of(self, choice: Choice) -> str:
+    def queue_of(self, model: str, choice: Choice) -> str:
         """The bundle whose queue serves a request, empty where the gateway has to name the box.
 
-        Any box of the pool takes an item from the queue, so all of them must be boxes that the request may go to.
+        Any box of the pool takes an item from the queue, so all of them must be boxes that the request may go to, and
+        that have or may load the model.
         """
         pool = self.pool_of(choice)
         found = [(box, rows) for box, rows in self._live() if box.pool == pool and box.open]
         bundles = {rows.box.bundle for _, rows in found if rows.box is not None}
         preferred = {choice.takes(self._profile(*each)) for each in found}
         if len(bundles) != 1 or len(preferred) != 1 or choice.bundle not in ("", *bundles):
+            return ""
+        if not all(model in rows.states for _, rows in found):
             return ""
         return bundles.pop()
 

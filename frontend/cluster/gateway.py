@@ -116,8 +116,8 @@ class Gateway:
         )
         self.engine = ClusterEngine(self, drain)
         self.models.ensure = self.engine.ensure
-        self._state = GatewayState(cluster, self.broker, self.names, self.models)
-        self.pools = self._state.pools
+        self._state = GatewayState(cluster, self.broker, self.names, self.models, self.router)
+        self.pools, self.configs = self._state.pools, self._state.configs
         self.broker.listen(inbox(self.router), self._answered)
         self.broker.listen(self.names.box_beat("*"), self._beat)
         self.broker.listen(self.names.box_health("*"), self._health)
@@ -136,7 +136,7 @@ class Gateway:
         counts = self.dispatch.counts
         return {
             **counts,
-            **self.pools.counts(),
+            **self._state.counts(),
             ("connected", ""): self.broker.up,
             ("beats_missed", "box"): self.boxes.beats_missed,
             ("skips", ""): counts["duplicate", ""] + counts["dropped", "unknown box"] + self._unreadable,
@@ -273,7 +273,7 @@ class Gateway:
         assert isinstance(held, _Sent)
         if held.kind != RUN or self.models.choose(held.model, (), held.choice) is None:
             return False
-        bundle, pool = self.models.queue_of(held.choice), self.models.pool_of(held.choice)
+        bundle, pool = self.models.queue_of(held.model, held.choice), self.models.pool_of(held.choice)
         if not bundle or not (lane := self.queues.lane(pool, bundle)).usable:
             return False
         held.attempt += 1

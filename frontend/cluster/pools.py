@@ -183,6 +183,14 @@ class ClusterPools(rules.Pools):
                     log.info("pool %s: boxes %s: %s", name, event, ", ".join(sorted(boxes)))
 
     def all(self) -> list[dict[str, Any]]:
+        self._check_read()
+        return self._all()
+
+    def _check_read(self) -> None:
+        if not self._shared.is_read:
+            raise QueueUnavailable("the brokers have not told the pools yet", retry_after_s=1)
+
+    def _all(self) -> list[dict[str, Any]]:
         members = rules.members_of(self._directory)
         value = self._shared.value.pools
         made = {name: self._shown(name, pool, members) for name, pool in value.items()}
@@ -191,10 +199,9 @@ class ClusterPools(rules.Pools):
         return [made.get(name) or self._settled(name, members) for name in sorted(names | made.keys())]
 
     def find(self, name: str) -> dict[str, Any]:
-        found = next((pool for pool in self.all() if pool["name"] == name), None)
-        if found is None and not self._shared.is_read:
-            raise QueueUnavailable("the brokers have not told the pools yet", retry_after_s=1)
+        found = next((pool for pool in self._all() if pool["name"] == name), None)
         if found is None:
+            self._check_read()
             raise PoolNotFound(f"pool {name[:64]!a} is not known")
         return found
 

@@ -14,13 +14,12 @@ import logging
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from nats.js.api import KeyValueConfig, StorageType
-from nats.js.errors import BucketNotFoundError, KeyNotFoundError, KeyWrongLastSequenceError
-from nats.js.kv import KeyValue
+from nats.js.errors import KeyWrongLastSequenceError
 
-from frontend.cluster.broker import HEAD_NBYTES, NO_BROKER, Broker
-from frontend.cluster.bucket import LOST, TIMEOUT_S, reading
-from ipc.errors import ProtocolError, QueueUnavailable, StateFull
+from frontend.cluster.broker import NO_BROKER, Broker
+from frontend.cluster.bucket import LOST, reading
+from frontend.cluster.kept import Kept, look_again
+from ipc.errors import ProtocolError, QueueUnavailable
 from ipc.logs import Seldom
 
 log = logging.getLogger(__name__)
@@ -43,6 +42,7 @@ class Shared(Generic[T]):
     ) -> None:
         """`read` raises `ProtocolError` for what is no value."""
         self._broker, self._bucket_name, self._key = broker, bucket, key
+        self._kept = Kept(broker, bucket)
         self._decode, self._encode, self._empty = read, write, empty
         self._wanted, self._seldom = asyncio.Event(), Seldom(log)
         self._one_at_a_time = asyncio.Lock()
@@ -52,7 +52,7 @@ class Shared(Generic[T]):
         """Whether `value` is what the brokers kept once, not `empty` for want of an answer."""
         self.on_change: Callable[[], None] = lambda: None
         """Called after `value` was replaced by another one."""
-        broker.listen(f"$KV.{bucket}.{key}", lambda _: self._wanted.set())
+        broker.listen(f"$KV.{bucket}.{key}", lambda _: look_again(self._wanted.set))
         broker.on_up.append(self._wanted.set)
 
     async def run(self) -> None:
@@ -63,7 +63,7 @@ class Shared(Generic[T]):
         failed = f"bucket {self._bucket_name} cannot be read"
         try:
             async with self._one_at_a_time:
-                await self._read(await self._found())
+                await self._read()
         except LOST as error:
             self._seldom.warning(failed, repr(error))
             return False
@@ -73,22 +73,10 @@ class Shared(Generic[T]):
         self._seldom.over(failed)
         return True
 
-    async def _found(self) -> KeyValue | None:
-        try:
-            return await self._broker.client.jetstream(timeout=TIMEOUT_S).key_value(self._bucket_name)
-        except BucketNotFoundError:
-            return None
-
-    async def _read(self, bucket: KeyValue | None) -> tuple[T, int]:
+    async def _read(self) -> tuple[T, int]:
         """(value, revision) in the bucket. Raises `ProtocolError`, and one of `LOST`."""
-        value, revision = self._empty, 0
-        if bucket is not None:
-            try:
-                entry = await bucket.get(self._key)
-                value, revision = self._decode(entry.value or b""), entry.revision or 0
-            except KeyNotFoundError as error:
-                # The mark of a removed key has a revision, too, which the next write has to name.
-                revision = error.entry.revision if error.entry is not None else 0
+        data, revision = await self._kept.read(self._key)
+        value = self._empty if data is None else self._decode(data)
         self._take(value, revision)
         return value, revision
 
@@ -115,19 +103,16 @@ class Shared(Generic[T]):
             ) from error
 
     async def _changed(self, change: Callable[[T], T]) -> T:
-        bucket = await self._found()
         for _ in range(MOST_TRIES):
             try:
-                value, revision = await self._read(bucket)
+                value, revision = await self._read()
             except ProtocolError as error:
                 raise QueueUnavailable(error.message, retry_after_s=1) from error
             changed = change(value)
             if changed == value:
                 return value
-            if bucket is None:
-                bucket = await self._made()
             try:
-                written = await bucket.update(self._key, self._data(changed), last=revision or None)
+                written = await self._kept.write(self._key, self._encode(changed), revision)
             except KeyWrongLastSequenceError:
                 continue
             self._take(changed, written)
@@ -135,17 +120,3 @@ class Shared(Generic[T]):
         raise QueueUnavailable(
             f"the bucket {self._bucket_name} is changed by too many others", retry_after_s=1
         )
-
-    def _data(self, value: T) -> bytes:
-        data, most = self._encode(value), self._broker.client.max_payload - HEAD_NBYTES
-        if len(data) > most:
-            raise StateFull(
-                f"the bucket {self._bucket_name} would have {len(data)} bytes; the brokers take {most}"
-            )
-        return data
-
-    async def _made(self) -> KeyValue:
-        wanted = KeyValueConfig(
-            bucket=self._bucket_name, history=1, storage=StorageType.FILE, replicas=self._broker.replicas
-        )
-        return await self._broker.client.jetstream(timeout=TIMEOUT_S).create_key_value(wanted)

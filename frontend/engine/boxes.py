@@ -25,6 +25,8 @@ from ipc.wire.stats import Stats
 BUNDLE = "default"
 """The bundle of a request that chooses none."""
 DEMAND_S = 120.0
+_GAUGES = ("connected", "config_degraded", "config_epoch")
+"""Counts that are told as they are."""
 _REJECTIONS = {
     "QUEUE_FULL": "queue_full",
     "QUEUE_UNAVAILABLE": "no_broker",
@@ -145,9 +147,9 @@ class GatewayMeter:
             (family.labels(label) if label else family).observe(seconds)
         for key, count in self._counts().items():
             what, label = key
-            if what == "connected":
-                self._metrics.connected.set(count)
-            if what in ("connected", "leased"):
+            if what in _GAUGES:
+                getattr(self._metrics, what).set(count)
+            if what == "leased" or what in _GAUGES:
                 continue
             more = count - self._seen.get(key, 0)
             self._seen[key] = count
@@ -203,7 +205,9 @@ class GatewayMeter:
             getattr(metrics, what).labels(label).inc(more)
         elif what == "duplicate":
             metrics.duplicates.inc(more)
-        elif what in ("offloads", "skips", "unconfirmed"):
+        elif what == "config_deltas":
+            metrics.config_deltas.labels(*label.split()).inc(more)
+        elif what in ("offloads", "skips", "unconfirmed", "config_failures"):
             getattr(metrics, what).inc(more)
         elif what == "claims":
             metrics.claims.inc(more)

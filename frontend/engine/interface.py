@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 from frontend.engine.answer import Answer, AnswerStream
 from frontend.engine.events import Generation, Pace, Past
@@ -344,3 +344,47 @@ class Control(ABC):
     @abstractmethod
     async def unload(self, model: str, wait: bool, deadline_ns: int) -> str:
         """Unload a model from every worker; returns `available`, or `unloading` unless `wait`."""
+
+
+class Configs(ABC):
+    """Configurations of models at a gateway, for its routes.
+
+    Changes raise `QueueUnavailable` where no broker keeps the configurations. Reading raises `QueueUnavailable` before
+    they were read; what was read once is still shown then.
+    """
+
+    @abstractmethod
+    async def put(self, body: bytes, key: str) -> tuple[int, bytes]:
+        """Add the model or the profiles of a document in YAML; returns HTTP status and JSON of the answer.
+
+        `key` is the Idempotency-Key, empty for none. Raises `InvalidInput`, `ConfigRefused`, `ContentConflict`,
+        `KeyReused` and `StateFull`.
+        """
+
+    @abstractmethod
+    def models(self) -> list[dict[str, Any]]:
+        """Models by name, with their profiles and whether they come from here (`api`) or from files of boxes."""
+
+    @abstractmethod
+    def document(self, model: str) -> dict[str, Any]:
+        """The document of a model. Raises `ModelNotFound`."""
+
+    @abstractmethod
+    def status(self, model: str) -> dict[str, Any]:
+        """Which boxes of which bundles have what is configured. Raises `ModelNotFound`."""
+
+    @abstractmethod
+    def bundles(self) -> list[dict[str, Any]]:
+        """Bundles by name, with the adapters that their boxes have and the number of boxes that take work."""
+
+    @abstractmethod
+    def resolve(self, model: str, bundle: str) -> dict[str, Any]:
+        """Where requests for a model go. Raises `ModelNotFound` and `DependencyConflict`."""
+
+    @abstractmethod
+    def epoch(self) -> dict[str, Any]:
+        """The number of the last change, and digests of bundles and of what is configured for them."""
+
+    @abstractmethod
+    def export(self) -> dict[str, Any]:
+        """All documents of one epoch."""

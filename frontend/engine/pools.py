@@ -121,7 +121,10 @@ class Pools(ABC):
 
     @abstractmethod
     def all(self) -> list[dict[str, Any]]:
-        """All pools as clients see them, by name; also those of settings that have boxes."""
+        """All pools as clients see them, by name; also those of settings that have boxes.
+
+        Raises `QueueUnavailable` before the pools were read.
+        """
 
     @abstractmethod
     def find(self, name: str) -> dict[str, Any]:

@@ -168,9 +168,12 @@ class BodyReader:
         if trim is not None:
             asyncio.get_running_loop().run_in_executor(None, trim, 0)
 
-    def receive(self, req: Request, deadline_ns: int) -> HeldBody:
-        """The body of `req` as an asynchronous context: entering reads it, leaving ends its share of the budget."""
-        return HeldBody(self, req, deadline_ns)
+    def receive(self, req: Request, deadline_ns: int, most_nbytes: int | None = None) -> HeldBody:
+        """The body of `req` as an asynchronous context: entering reads it, leaving ends its share of the budget.
+
+        A body above `most_nbytes`, where that is less than `limits.max_body_bytes`, is refused before it is read.
+        """
+        return HeldBody(self, req, deadline_ns, most_nbytes)
 
     def pour(self, req: Request, deadline_ns: int, take: Callable[[bytes], object]) -> PouredBody:
         """As `receive`, for a body that is kept elsewhere: `take` gets the pieces as they arrive."""
@@ -232,17 +235,22 @@ class Holding:
 class HeldBody:
     """One body and its share of the budget."""
 
-    __slots__ = ("_deadline_ns", "_nbytes", "_reader", "_req")
+    __slots__ = ("_deadline_ns", "_limit", "_nbytes", "_reader", "_req", "_stated")
 
-    def __init__(self, reader: BodyReader, req: Request, deadline_ns: int) -> None:
+    def __init__(
+        self, reader: BodyReader, req: Request, deadline_ns: int, most_nbytes: int | None = None
+    ) -> None:
         self._reader, self._req, self._deadline_ns = reader, req, deadline_ns
         self._nbytes = 0
+        limit = reader.limits.max_body_bytes
+        self._limit = limit if most_nbytes is None else min(limit, most_nbytes)
+        self._stated = " (limits.max_body_bytes)" if self._limit == limit else ""
 
     async def __aenter__(self) -> bytes:
         """The whole body; nothing of one that is poured.
 
         Raises:
-            BodyTooLarge: it is over `limits.max_body_bytes`.
+            BodyTooLarge: it is over its limit.
             QueueFull: too many bytes are held already.
             DeadlineExceeded: it did not arrive in time.
             Cancelled: the client went away, or was sent away, before it had sent all.
@@ -274,9 +282,9 @@ class HeldBody:
         return bytes(gathered)
 
     def _declared_nbytes(self) -> int | None:
-        length, limit = self._req.content_length, self._reader.limits.max_body_bytes
+        length, limit = self._req.content_length, self._limit
         if length is not None and length > limit:
-            raise BodyTooLarge(f"body: {length} bytes, the limit is {limit} (limits.max_body_bytes)")
+            raise BodyTooLarge(f"body: {length} bytes, the limit is {limit}{self._stated}")
         return length
 
     async def _gather(self, length: int | None, take: Callable[[bytes], object]) -> None:
@@ -288,10 +296,10 @@ class HeldBody:
             raise DeadlineExceeded(_LATE, retry_after_s=1) from None
 
     async def _take_all(self, length: int | None, take: Callable[[bytes], object]) -> None:
-        limit = self._reader.limits.max_body_bytes
+        limit = self._limit
         async for part in self._req.stream:
             if self._nbytes + len(part) > limit:
-                raise BodyTooLarge(f"body: more than {limit} bytes (limits.max_body_bytes)")
+                raise BodyTooLarge(f"body: more than {limit} bytes{self._stated}")
             self._count(len(part))
             take(part)
         if is_gone(self._req.scope) or (length is not None and self._nbytes < length):

@@ -40,6 +40,7 @@ _PATH_PARAMETERS = {
     "file_id": "Id of a file.",
     "mode": "`live` or `ready`.",
     "pool": "Name of a pool.",
+    "bundle": "Name of a bundle.",
     "region": "Name of a region of shared memory.",
     "response_id": "Id of a stored response.",
     "rest": "What to do, and with which region, as the contract writes it.",

@@ -122,6 +122,16 @@ def read_entry(path: Path) -> ModelEntry:
     raise bad_file(path, text, entry or _stand_in(data, raw))
 
 
+def configured_entry(raw: dict[str, Any]) -> ModelEntry:
+    """The model of a document in SIE's layout that comes from no file. Raises `ValueError`, which names the field."""
+    try:
+        entry = msgspec.convert(sie_layout.translate(raw), ModelEntry)
+        _check(entry, own_layout=False)
+    except (OverflowError, RecursionError) as error:
+        raise ValueError(f"{sie_layout.KEY}: values that no model has") from error
+    return entry
+
+
 def _stand_in(data: bytes, raw: Any) -> ModelEntry | None:
     """An entry with the name that a bad file gives, for requests of every kind; None where the file gives none."""
     stated = raw if isinstance(raw, dict) else {}
@@ -207,16 +217,18 @@ def files_below(root: Path, endings: tuple[str, ...] = (".yaml",)) -> list[Path]
     return sorted(paths)
 
 
-def read_entries(dirs: Iterable[str]) -> Reading:
-    """Every `*.yaml` below `dirs` (empty: the shipped catalog).
+def read_entries(dirs: Iterable[str], added: Iterable[str] = ()) -> Reading:
+    """Every `*.yaml` below `dirs` (empty: the shipped catalog) and below `added`.
 
     The model of a bad file is there with its error, and so is one that two files define, unless the file of a later
-    directory `replaces` the other. Raises `ConfigError` for a missing directory.
+    directory `replaces` the other, as all files below `added` do. Raises `ConfigError` for a missing directory of
+    `dirs`.
     """
     roots = [Path(d) for d in dirs] or [asset("config/models")]
+    later = [Path(d) for d in added if Path(d).is_dir()]
     reading = Reading({}, {}, [])
     entries, places, bad = reading
-    for root in roots:
+    for root in (*roots, *later):
         if not root.is_dir():
             raise ConfigError(f"catalog directory {root} does not exist")
         for path in files_below(root):
@@ -227,7 +239,9 @@ def read_entries(dirs: Iterable[str]) -> Reading:
                 if error.entry is None:
                     continue
                 entry = error.entry
-            replacing = entry.replaces and not places.get(entry.id, root).is_relative_to(root)
+            replacing = (entry.replaces or root in later) and not places.get(entry.id, root).is_relative_to(
+                root
+            )
             if entry.id in entries and not replacing:
                 for place in (places[entry.id], path):
                     bad.append(bad_file(place, f"id: {entry.id!r} is defined in two files", entry))
@@ -246,23 +260,36 @@ def _check_known(names: Iterable[str], known: Collection[str], setting: str, oth
 
 
 def load_catalog(
-    dirs: Collection[str], models: Sequence[str] = (), serve_all: bool = False, vanished_ok: bool = False
+    dirs: Collection[str],
+    models: Sequence[str] = (),
+    serve_all: bool = False,
+    vanished_ok: bool = False,
+    added: Collection[str] = (),
 ) -> Catalog:
     """The models to serve: the models in `models`, else all without `served: false`. `serve_all` takes all models.
+
+    The models of the directories `added` are served in any case.
 
     A name in `models` may bring a further name of the model, `ID=NAME`. Raises `ConfigError` as `read_entries` does,
     for an id that no model has (unless `vanished_ok`: a file may be taken away while the server runs; or a bad file may
     be that of the model), for a further name that another model has, and when nothing is left to serve.
     """
-    began_ns, reading = time.monotonic_ns(), read_entries(dirs)
+    began_ns, reading = time.monotonic_ns(), read_entries(dirs, added)
     entries, bad, named = reading.entries, reading.bad, ids.split_served(models)
     if not vanished_ok and all(file.entry is not None for file in bad):
         _check_known(named, entries, "catalog.models", _UNLISTED)
     served = [entry for entry in entries.values() if entry.served or serve_all]
     chosen = [entries[name] for name in named if name in entries] if any(models) and not serve_all else served
+    chosen += [entry for entry in _below(reading, added) if entry not in chosen]
     if not (chosen or bad):
         raise ConfigError("the catalog serves no model")
     return Catalog(_with_names(chosen, named, reading), reading=reading, read_ns=began_ns)
+
+
+def _below(reading: Reading, dirs: Collection[str]) -> list[ModelEntry]:
+    """The entries of files below some directories."""
+    places = reading.places.items()
+    return [reading.entries[name] for name, at in places if any(at.is_relative_to(root) for root in dirs)]
 
 
 def _with_names(
@@ -288,14 +315,18 @@ def _with_names(
     return [refused[entry.id] if entry.id in wrong else entry for entry in renamed]
 
 
-def load_served(chosen: CatalogSettings, repository: Repository, vanished_ok: bool = False) -> Catalog:
-    """The models of the catalog's files that the settings name. Raises as `load_catalog` does.
+def load_served(
+    chosen: CatalogSettings, repository: Repository, vanished_ok: bool = False, added: Collection[str] = ()
+) -> Catalog:
+    """The models of the catalog's files that the settings name, and of `added`. Raises as `load_catalog` does.
 
     With a repository the shipped catalog is left out unless the section `catalog` asks for it.
     """
     if repository.dirs and not (chosen.dirs or any(chosen.models) or chosen.serve_all):
-        return Catalog(())
-    return load_catalog(chosen.dirs, chosen.models, chosen.serve_all, vanished_ok)
+        there = [root for root in added if Path(root).is_dir()]
+        began_ns, reading = time.monotonic_ns(), read_entries(there) if there else Reading({}, {}, [])
+        return Catalog(_below(reading, there), reading=reading, read_ns=began_ns)
+    return load_catalog(chosen.dirs, chosen.models, chosen.serve_all, vanished_ok, added)
 
 
 def check_lora_dirs(dirs: Iterable[str]) -> None:

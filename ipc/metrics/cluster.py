@@ -56,6 +56,31 @@ GATEWAY = (
     ),
     counter("unconfirmed", "sie_gateway_queue_ack_failures", "Items that the broker did not confirm."),
     gauge(
+        "config_epoch",
+        "sie_gateway_config_epoch",
+        "Number of the last change of configurations.",
+        "",
+        HIGHEST,
+    ),
+    gauge(
+        "config_degraded",
+        "sie_gateway_config_bootstrap_degraded",
+        "1 until the brokers have told the configurations.",
+        "",
+        HIGHEST,
+    ),
+    counter(
+        "config_failures",
+        "sie_gateway_config_bootstrap_failures",
+        "Reads of the configurations that failed.",
+    ),
+    counter(
+        "config_deltas",
+        "sie_gateway_config_deltas",
+        "Configurations that came from the brokers, by what became of them.",
+        "kind result",
+    ),
+    gauge(
         "box_queue",
         "sie_gateway_worker_queue_depth",
         "Inputs that wait at a box.",
@@ -133,7 +158,9 @@ class GatewayMetrics(Families):
             self.rejected.labels("", "default", reason)
         for status in ("healthy", "unhealthy"):
             self.workers.labels(status).set(0)
-        self.connected.set(0)
+        self.connected.set(0), self.config_epoch.set(0), self.config_degraded.set(0)
+        for result in ("applied", "unreadable"):
+            self.config_deltas.labels("model", result)
         for lane in ("queue", "direct"):
             self.lane.labels(lane)
         for reason in RESENT:

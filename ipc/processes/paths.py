@@ -91,6 +91,10 @@ class RunPaths:
         """Directory of the catalog entries of models that the command line names (`penstock.own_models`)."""
         return self.root / "own-models"
 
+    def configurations(self) -> Path:
+        """Directory of the models that gateways of the cluster gave to this box (`frontend.bridge.configs`)."""
+        return self.root / "configurations"
+
     def arena(self, slot: int, epoch: str) -> Path:
         """Shared-memory file of one worker life."""
         return self.shm / f"penstock.{self.instance}.{slot}.{epoch}"

@@ -18,6 +18,7 @@ import msgspec
 from ipc.catalog.entries import ModelEntry
 from ipc.catalog.repository import VersionEntry
 from ipc.errors import ProtocolError
+from ipc.wire.cluster_configs import BoxConfigs
 from ipc.wire.cluster_names import is_id, results
 from ipc.wire.messages import ModelStatus, Result, Work
 from ipc.wire.stats import Stats
@@ -257,6 +258,7 @@ class BoxRow(_Message, frozen=True, tag="box_row"):
     """A box in the bucket of models: its workers and the ids of its models, whose rows have keys of their own.
 
     `pool` is that of its settings; `profile` is its machine profile, in lower case, empty where the settings name none.
+    `configs` is None for a box that knows nothing of configurations.
     """
 
     box: str
@@ -267,6 +269,7 @@ class BoxRow(_Message, frozen=True, tag="box_row"):
     is_told: bool
     models: list[str]
     profile: str = ""
+    configs: BoxConfigs | None = None
 
 
 class ModelRow(_Message, frozen=True, tag="model_row"):

@@ -108,6 +108,16 @@ class Names:
         """Bucket of the pools."""
         return self._flat("penstock_pools")
 
+    @property
+    def configs(self) -> str:
+        """Bucket of the configurations of models."""
+        return self._flat("penstock_configs")
+
+    @property
+    def config_keys(self) -> str:
+        """Bucket of the first answers to changes of configurations, by their Idempotency-Key."""
+        return self._flat("penstock_config_keys")
+
 
 def inbox(router: str) -> str:
     """Subjects of all answers to a gateway."""

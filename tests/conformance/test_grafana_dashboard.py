@@ -51,7 +51,7 @@ ONLY_AFTER_FAULTS = {
         (
             *("Requests of gateways", "Time of requests at gateways", "Boxes"),
             *("Items by lane", "Items sent again", "Signs of life", "Pools", "Demand"),
-            *("Queue of gateways", "Failures of the queue", "Large bytes between hosts"),
+            *("Configurations", "Queue of gateways", "Failures of the queue", "Large bytes between hosts"),
             *("Queues of boxes", "Memory of boxes", "Items at bridges"),
             *("Times at bridges", "Models at bridges"),
         ),

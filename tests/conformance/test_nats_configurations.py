@@ -30,6 +30,12 @@ from tools.source_tree import ROOT
 NATS = ROOT / "deploy" / "nats"
 PASSWORDS = {"PENSTOCK_GATEWAY_PASSWORD": "g-secret", "PENSTOCK_BRIDGE_PASSWORD": "b-secret"}
 ITEM = {"items": [{"text": "x"}]}
+CONFIGURATION = b"""
+sie_id: acme/m
+package_backed: true
+tasks: {encode: {dense: {dim: 8}}}
+profiles: {default: {adapter_path: "tests.fakes.adapter:FakeAdapter", adapter_options: {loadtime: {dims: 8}}}}
+"""
 LOGIN = {"gateway": "g-secret", "bridge": "b-secret"}
 
 
@@ -166,6 +172,11 @@ def test_nobody_comes_in_without_a_password(guarded: Broker) -> None:
         ("bridge", "$JS.API.STREAM.CREATE.KV_penstock_pools"),
         ("bridge", "$JS.API.STREAM.DELETE.KV_penstock_pools"),
         ("gateway", "$JS.API.STREAM.DELETE.KV_penstock_pools"),
+        ("bridge", "$KV.penstock_configs.m"),
+        ("bridge", "$KV.penstock_config_keys.k"),
+        ("bridge", "$JS.API.STREAM.CREATE.KV_penstock_configs"),
+        ("gateway", "$JS.API.STREAM.DELETE.KV_penstock_configs"),
+        ("bridge", "$JS.API.STREAM.DELETE.KV_penstock_shared"),
     ],
 )
 def test_a_user_may_not_say_what_is_for_others(guarded: Broker, user: str, subject: str) -> None:
@@ -251,6 +262,10 @@ def test_a_gateway_and_a_box_with_their_own_users_serve_without_a_refusal(
             what="an answer of the pool",
         )
         assert near.request("DELETE", "/v1/pools/bench").status == 200
+        assert (
+            near.request("POST", "/v1/configs/models", CONFIGURATION, {"Idempotency-Key": "k"}).status == 201
+        )
+        wait_until(lambda: near.encode("acme/m", ["x"]).status == 200, what="the configured model")
         wait_until(lambda: serves(near), what="the box in the pool of its settings")
         # Too large for a message, and without an address of its own: the bytes go through the broker in chunks.
         large = near.encode("fake/echo", ["x" * 2000] * 500)

@@ -40,7 +40,11 @@ class CatalogFollower:
         """The content of the files at the last reading. More is served while old versions stay."""
         self._follows = settings.catalog.watch
         self._watch = CatalogWatch(
-            settings.catalog.dirs, catalog.files, settings.repository.dirs, states.wishes
+            settings.catalog.dirs,
+            catalog.files,
+            settings.repository.dirs,
+            states.wishes,
+            settings.configured_dirs,
         )
         self._coming: Catalog | None = None
         """The catalog of the files, while more than this catalog is served."""
@@ -79,7 +83,11 @@ class CatalogFollower:
         """Serve the present content of the files. Raises `ConfigError`, and the errors of reading files."""
         chosen = self._settings.catalog
         catalog = catalog_files.open_catalog(
-            chosen, self._settings.repository, vanished_ok=True, wishes=self._states.wishes
+            chosen,
+            self._settings.repository,
+            vanished_ok=True,
+            wishes=self._states.wishes,
+            added=self._settings.configured_dirs,
         )
         catalog_files.tell_bad(catalog)
         catalog = catalog.keeping(self.catalog.sources)

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 import msgspec
@@ -50,10 +50,14 @@ def open_catalog(
     repository: Repository,
     vanished_ok: bool = False,
     wishes: Wishes | None = None,
+    added: Collection[str] = (),
 ) -> Catalog:
-    """The catalog of all that may be served. Raises `ConfigError` as `load_catalog` and `add_repositories` do."""
-    files = look(chosen.dirs, repository.dirs, wishes)
-    served = load_served(chosen, repository, vanished_ok)
+    """The catalog of all that may be served, also of the directories `added`.
+
+    Raises `ConfigError` as `load_catalog` and `add_repositories` do.
+    """
+    files = look(chosen.dirs, repository.dirs, wishes, added)
+    served = load_served(chosen, repository, vanished_ok, added)
     return add_repositories(served, repository, files, wishes)
 
 
@@ -102,7 +106,7 @@ def open_for(settings: Settings) -> Catalog:
     """The catalog of a worker that starts with these settings; raises as `open_accepted` does."""
     paths = settings.paths
     wishes = Wishes(paths, Store(paths))
-    return open_accepted(paths.root, settings.catalog, settings.repository, wishes)
+    return open_accepted(paths.root, settings.catalog, settings.repository, wishes, settings.configured_dirs)
 
 
 def open_accepted(
@@ -110,27 +114,32 @@ def open_accepted(
     chosen: CatalogSettings,
     repository: Repository = NONE,
     wishes: Wishes | None = None,
+    added: Collection[str] = (),
 ) -> Catalog:
-    """The catalog of a worker that starts; `root` is the run directory.
+    """The catalog of a worker that starts; `root` is the run directory. See `open_catalog` for the others.
 
     Raises `ConfigError` for any mistake, unless a catalog was accepted here before with the same settings.
     """
     accepted = _read(root, chosen)
     if accepted is None:
-        catalog = open_catalog(chosen, repository, wishes=wishes)
+        catalog = open_catalog(chosen, repository, wishes=wishes, added=added)
         tell_bad(catalog)
         _check(catalog, chosen)
     else:
-        catalog = _reopen(accepted, chosen, repository, wishes)
+        catalog = _reopen(accepted, chosen, repository, wishes, added)
     keep(root, chosen, catalog)
     return catalog
 
 
 def _reopen(
-    accepted: Catalog, chosen: CatalogSettings, repository: Repository, wishes: Wishes | None
+    accepted: Catalog,
+    chosen: CatalogSettings,
+    repository: Repository,
+    wishes: Wishes | None,
+    added: Collection[str],
 ) -> Catalog:
     try:
-        catalog = open_catalog(chosen, repository, vanished_ok=True, wishes=wishes)
+        catalog = open_catalog(chosen, repository, vanished_ok=True, wishes=wishes, added=added)
     except (ConfigError, OSError) as error:
         log.error("the catalog is refused, the one accepted last stays: %s", error)
         return _with_repositories(accepted, repository, wishes)
@@ -197,12 +206,17 @@ def _path(root: Path) -> Path:
     return root / "catalog.json"
 
 
-def look(dirs: Iterable[str], repositories: Iterable[str] = (), wishes: Wishes | None = None) -> Files:
+def look(
+    dirs: Iterable[str],
+    repositories: Iterable[str] = (),
+    wishes: Wishes | None = None,
+    added: Iterable[str] = (),
+) -> Files:
     """(path, size, time in nanoseconds, inode) of every file that decides on models; a vanishing file is left out.
 
     Directories of repositories are there too, with zeros. What a load brought is a path that no file has.
     """
-    roots = [Path(d) for d in dirs] or [asset("config/models")]
+    roots = [*([Path(d) for d in dirs] or [asset("config/models")]), *map(Path, added)]
     paths = (path for root in roots for path in files_below(root, (".yaml", ".py")))
     catalog = frozenset(facts for path in paths if (facts := _facts(path)))
     brought = wishes.brought() if wishes is not None else {}
@@ -229,8 +243,9 @@ class CatalogWatch:
         read: Files | None = None,
         repositories: Iterable[str] = (),
         wishes: Wishes | None = None,
+        added: Iterable[str] = (),
     ) -> None:
-        self._places = tuple(dirs), tuple(repositories), wishes
+        self._places = tuple(dirs), tuple(repositories), wishes, tuple(added)
         self._read = self._last = look(*self._places) if read is None else read
 
     def changed(self) -> bool:

@@ -1,4 +1,4 @@
-"""The routes that a gateway has and a single server lacks: status of the cluster, pools. Configurations say 501.
+"""The routes that a gateway has and a single server lacks: status, pools, configurations.
 
 May be imported by `frontend.protocols.registry`.
 """
@@ -9,35 +9,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import falcon
-from falcon.asgi import Request, Response
+from falcon.asgi import Request
 
-from frontend.protocols.gateway import pools
+from frontend.protocols.gateway import configs, pools
 from frontend.protocols.sie import errors
 from frontend.route_rows import Route
 from frontend.services import Services
 from frontend.status.cluster import ClusterFeed
 from frontend.status.stream import StreamResource
-from ipc.errors import PenstockError, Unsupported
+from ipc.errors import PenstockError
 
 STATUS = "/ws/cluster-status"
-_CONFIGS = "configurations: boxes of this version read their models from their own catalogs (catalog.dirs)"
-
-
-class NotBuilt:
-    """A path of SIE's gateway for which there is nothing yet."""
-
-    def __init__(self, why: str) -> None:
-        self._why = why
-
-    async def on_get(self, req: Request, resp: Response, **_: str) -> None:
-        """Raises `Unsupported`."""
-        raise Unsupported(f"not built: {self._why}")
-
-    on_post = on_put = on_delete = on_get
-
-
-def _not_built(path: str, why: str) -> Route:
-    return Route("get", path, lambda _: NotBuilt(why))
 
 
 def _status(services: Services) -> StreamResource:
@@ -47,8 +29,7 @@ def _status(services: Services) -> StreamResource:
 ROUTES = (
     Route("get", STATUS, _status),
     *pools.ROUTES,
-    _not_built("/v1/configs", _CONFIGS),
-    _not_built("/v1/configs/{name:path}", _CONFIGS),
+    *configs.ROUTES,
 )
 
 

@@ -19,7 +19,7 @@ from frontend.protocols.sie.schemas import FlatBody, decode, refuse_repeated
 from frontend.route_rows import Route, asking
 from frontend.sending import answer_json
 from frontend.services import Services
-from ipc.errors import BodyTooLarge, InvalidInput, PoolNotFound
+from ipc.errors import InvalidInput, PoolNotFound
 from ipc.wire.cluster_pools import LEASE_S, MOST_BOXES, MOST_LEASE_S, PoolSpec
 
 PATH = "/v1/pools"
@@ -163,9 +163,7 @@ class PoolsResource:
         """Make or change a pool: 201 for a new one, else 200. Raises `InvalidInput`, `Forbidden` and `StateFull`."""
         services = self._services
         check_admin(req, services)
-        async with services.bodies.receive(req, req.context.penstock.deadline_ns) as body:
-            if len(body) > MOST_NBYTES:
-                raise BodyTooLarge(f"body: {len(body)} bytes, a pool may have {MOST_NBYTES}")
+        async with services.bodies.receive(req, req.context.penstock.deadline_ns, MOST_NBYTES) as body:
             spec = spec_of(body)
         made, is_new = await _pools(services).put(spec)
         resp.status = falcon.HTTP_201 if is_new else falcon.HTTP_200

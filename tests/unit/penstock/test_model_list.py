@@ -48,8 +48,6 @@ def test_lines_fit_a_terminal_of_80_columns(
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) > 200 and max(map(len, lines)) <= 80
     assert any("..." in line.split()[0] for line in lines)
-    names = [line.split()[0] for line in lines]
-    assert len(set(names)) == len(names)
 
 
 def cached(root: Path, name: str, *files: str) -> None:

@@ -33,13 +33,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """The models, one model, or a refusal."""
-        known = {
-            "/v1/models": MODELS,
-            "/v1/models/org/dense": {"name": "org/dense", "state": "available"},
-            "/livez": {},
-        }
+        known = {"/v1/models": MODELS, "/v1/models/org/dense": {"name": "org/dense", "state": "available"}}
         status, body = 200, known.get(self.path)
-        if self.path != "/livez" and self.headers.get("Authorization") != f"Bearer {KEY}":
+        if self.headers.get("Authorization") != f"Bearer {KEY}":
             status, body = 401, {"error": {"message": "no key"}}
         elif body is None:
             status, body = 404, {"error": {"message": "unknown model"}}
@@ -96,26 +92,14 @@ def test_what_a_server_cannot_answer_is_told_in_a_sentence(
     assert "401: no key" in told and "PENSTOCK_KEY" in told
 
 
-@pytest.mark.parametrize("here", [False, True])
-def test_a_model_of_a_server_elsewhere_or_of_unknown_place_is_shown_in_the_words_of_that_server(
-    here: bool, url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_model_of_a_server_elsewhere_is_shown_in_the_words_of_that_server(
+    url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("penstock.target._is_here", lambda host: here)
+    monkeypatch.setattr("penstock.target._is_here", lambda host: False)
     assert main(["show", "org/dense", "--url", url]) == 0
     assert "state: available" in capsys.readouterr().out
     assert main(["show", "org/none", "--url", url]) == 1
     assert "404: unknown model" in capsys.readouterr().err
-
-
-def test_status_of_an_address_that_answers_asks_for_the_run_directory(
-    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("PENSTOCK_RUN__DIR", str(tmp_path))
-    closed = free_port()
-    assert main(["status", "--url", url]) == 4
-    assert f"{url} answers" in capsys.readouterr().err
-    assert main(["ps", "--port", str(closed)]) == 4
-    assert "answers" not in capsys.readouterr().err
 
 
 def test_a_model_is_shown_as_the_catalog_of_the_running_server_has_it(

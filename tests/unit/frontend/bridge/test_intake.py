@@ -87,6 +87,7 @@ class Stage:
             lambda: self.now_ns,  # type: ignore[arg-type]
         )
         self.ensured: list[str] = []
+        self.is_told, self.catalog = True, {"m"}
 
     async def ensure_loaded(self, model: str, until_ns: int, others: Any) -> None:
         self.ensured.append(model)
@@ -511,3 +512,20 @@ def test_what_is_no_item_and_what_kills_workers_is_told_as_given_up() -> None:
         assert [result.error_code for result in stage.results] == ["WORKER_CRASHED", "QUEUE_FULL"]
 
     played(scene)
+
+
+def test_an_item_whose_model_the_box_does_not_serve_is_for_another_box() -> None:
+    async def scene() -> None:
+        stage = Stage()
+        stage.catalog = {"other"}
+        stage.intake.take(stage.item(), "ack")
+        await stage.turn()
+        [answer] = [read_result(data) for subject, data in stage.said if subject.endswith(".results")]
+        assert answer[0].error_code == "NO_REPLICA" and stage.engine.runs == 0
+        # A box that has yet to hear of its workers' models waits for them.
+        stage.is_told = False
+        stage.intake.take(stage.item(2), "ack")
+        await stage.turn()
+        assert stage.engine.runs == 1
+
+    asyncio.run(scene())

@@ -11,7 +11,7 @@ from frontend.cluster.directory import ClusterModels
 from frontend.engine.boxes import by_boxes, gpu_of
 from frontend.scope import Choice
 from ipc import deadline
-from ipc.catalog.entries import Catalog
+from ipc.catalog.entries import Catalog, HubSource, ModelEntry
 from ipc.errors import DependencyConflict, PenstockError, Provisioning
 from ipc.settings import Cluster
 from ipc.wire.cluster import VERSION, BoxBeat, BoxHealth, BoxRow, ModelRow, WorkerRow
@@ -103,3 +103,23 @@ def test_a_request_goes_to_the_box_whose_machine_profile_pages_show() -> None:
     for box, profile in shown.items():
         chosen = stage.models.choose("org/m", (), Choice(profile=profile))
         assert chosen is not None and chosen.name == box
+
+
+def test_the_queue_is_for_models_that_all_boxes_of_the_pool_have() -> None:
+    stage = Stage()
+    stage.box("a", "plain", "org/m", "org/only")
+    stage.box("b", "plain", "org/m")
+    assert stage.models.queue_of("org/m", Choice()) == "plain"
+    assert stage.models.queue_of("org/only", Choice()) == "", "box b would get items that it cannot run"
+
+
+def test_a_configured_model_is_known_before_a_box_has_it_and_bundles_tell_their_adapters() -> None:
+    stage = Stage()
+    stage.box("a", "plain", "org/m")
+    entry = ModelEntry("org/new", HubSource("org/new"))
+    stage.models.configure({"org/new": entry})
+    assert stage.models.find("org/new") == entry and stage.models.entry_at_boxes("org/new") is None
+    [(box, bundle, adapters, told)] = stage.models.configured_boxes()
+    assert (box, bundle, told) == ("a", "plain", None) and "dense" in adapters
+    with pytest.raises(Provisioning):
+        stage.loaded("org/new", "")

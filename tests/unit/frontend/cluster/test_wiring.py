@@ -68,7 +68,7 @@ class Holding:
 
 def bridge(workers: Callable[[], Any] = list, **settings: Any) -> Bridge:
     models = SimpleNamespace(
-        workers=workers, catalog=SimpleNamespace(sources=()), version=1, is_loaded=lambda model: True
+        workers=workers, catalog=Catalog(()), version=1, is_told=False, is_loaded=lambda model: True
     )
     cluster = Cluster(urls=("nats://127.0.0.1:1",), box="a", **settings)
     meter = Meter(BridgeMetrics(), ())

@@ -159,6 +159,20 @@ def test_a_body_over_the_limit_is_refused(length: int | None) -> None:
     run(test)
 
 
+@pytest.mark.parametrize("length", [101, None])
+def test_a_route_may_have_a_lower_limit_at_which_reading_ends(length: int | None) -> None:
+    """Without a declared length what follows the limit is never read."""
+
+    async def test() -> None:
+        bodies, upload = reader(largest_nbytes=10_000), Upload(part(b"x" * 101), length)
+        with pytest.raises(BodyTooLarge, match=r"100$|100 bytes$"):
+            async with bodies.receive(upload.request, deadline.after(10), 100):
+                pass
+        assert bodies.held_nbytes == 0
+
+    run(test)
+
+
 @pytest.mark.parametrize("length", [0, None])
 def test_no_body_is_an_empty_one(length: int | None) -> None:
     run(lambda: _assert_empty(length))

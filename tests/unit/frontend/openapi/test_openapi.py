@@ -238,11 +238,15 @@ def test_every_field_and_parameter_is_described() -> None:
     assert _without_words({"paths": DOCUMENT["paths"], **DOCUMENT["components"]}, "") == []
 
 
-def test_the_document_of_a_gateway_is_as_good_and_has_pools_beside() -> None:
+def test_the_document_of_a_gateway_is_as_good_and_has_pools_and_configurations_beside() -> None:
     known = protocols(is_gateway=True)
     document = json.loads(known.schema())
     validate(document, cls=OpenAPIV31SpecValidator)
     pools = {"/v1/pools", "/v1/pools/{pool}", "/v1/pools/{pool}/renew"}
+    pools |= {f"/v1/configs/{name}" for name in ("models", "bundles", "epoch", "export", "resolve")}
+    pools |= {f"/v1/configs/models/{{model}}{rest}" for rest in ("", "/status")} | {
+        "/v1/configs/bundles/{bundle}"
+    }
     assert set(document["paths"]) - set(DOCUMENT["paths"]) == pools
     assert _without_words({"paths": document["paths"], **document["components"]}, "") == []
     operations = [one for path in document["paths"].values() for one in path.values()]

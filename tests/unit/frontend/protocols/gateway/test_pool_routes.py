@@ -23,7 +23,8 @@ class Pooled(Gateway):
     def __init__(self, root: Path, **settings: Any) -> None:
         super().__init__(root, **settings)
         self.cell = Cell()
-        self.pools = ClusterPools(Cluster(), SharedCopy(self.cell), self.boxes, lambda: True)  # type: ignore[arg-type]
+        self.copy = SharedCopy(self.cell)
+        self.pools = ClusterPools(Cluster(), self.copy, self.boxes, lambda: True)  # type: ignore[arg-type]
         self.services.pools = self.pools
         self.peer, application = "127.0.0.1", self.client.app
 
@@ -202,3 +203,18 @@ def test_before_the_pools_were_read_none_is_said_to_be_unknown(gateway: Pooled) 
     answer = gateway.get(f"{POOLS}/bench")
     assert answer.status_code == 503 and answer.json["detail"]["code"] == "QUEUE_UNAVAILABLE"
     assert gateway.get(f"{POOLS}/default").status_code == 200
+
+
+def test_a_body_over_the_limit_is_refused_before_it_is_read(gateway: Pooled) -> None:
+    answer = gateway.client.simulate_post(POOLS, body=b"x" * (64 * 1024 + 1))
+    assert answer.status_code == 413 and "the limit is 65536" in answer.json["message"]
+
+
+def test_pools_that_were_not_read_yet_are_no_empty_list(gateway: Pooled) -> None:
+    gateway.copy.is_read = False
+    for path in (POOLS, f"{POOLS}/bench"):
+        answer = gateway.get(path)
+        assert answer.status_code == 503 and answer.json["detail"]["code"] == "QUEUE_UNAVAILABLE"
+        assert answer.headers["retry-after"] == "1"
+    gateway.copy.is_read = True
+    assert [each["name"] for each in gateway.get(POOLS).json["pools"]] == ["default"]

@@ -1,0 +1,187 @@
+"""The configurations of the cluster at one box: files in the run directory, which the workers of the box serve.
+
+1. The bucket of configurations is followed. A model whose adapters the box has becomes a file of the directory
+   `RunPaths.configurations`, in SIE's layout; workers follow such files as those of their own catalog.
+2. What the box cannot take is refused with the reason, and the other models go on: an adapter that no model of the
+   box's own files has, a model or a name of the box's own catalog with other content, a file that cannot be written.
+3. The box tells the digest of the models that its workers serve as they are configured, and what it refused.
+4. Files outlive the bridge, and the loss of all brokers. A file goes when a bucket lacks its model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+
+import yaml
+
+from frontend.cluster.broker import Broker
+from frontend.cluster.kept import Followed, Kept
+from frontend.engine.interface import Models
+from ipc.catalog.entries import Catalog, ModelEntry
+from ipc.catalog.option_names import FAMILY_OPTIONS
+from ipc.catalog.reading import load_served
+from ipc.catalog.repository import VersionEntry
+from ipc.errors import ConfigError, ConfigRefused, ContentConflict
+from ipc.logs import Seldom
+from ipc.settings import Settings
+from ipc.wire import cluster_configs as wire
+from ipc.wire.cluster_configs import BoxConfigs, Configuration
+from ipc.wire.cluster_names import Names
+
+log = logging.getLogger(__name__)
+
+AGAIN_S = 30.0
+"""Refused models are tried again so often: the files of the box may have changed."""
+
+
+class ConfiguredModels:
+    """The configurations of one box. `loops` follow them, and write files."""
+
+    def __init__(self, settings: Settings, broker: Broker, names: Names, models: Models) -> None:
+        self._settings, self._broker, self._models = settings, broker, models
+        self._root = settings.paths.configurations()
+        self._followed = Followed(broker, Kept(broker, names.configs), wire.read_configuration)
+        self._followed.on_change = self._note
+        self._wanted, self._seldom = asyncio.Event(), Seldom(log)
+        self._refused: dict[str, str] = {}
+        self._given: dict[str, wire.Content] = {}
+        """Content of the models that have files, or that the box's own files have alike."""
+        self._told: tuple[int, int] = (-1, -1)
+        self._digest = ""
+        self.version = 0
+        """Grows with every change of what `told` tells, unless models of workers changed."""
+
+    @property
+    def loops(self) -> Sequence[Callable[[], Awaitable[None]]]:
+        """What runs as long as the bridge."""
+
+        async def follow() -> None:
+            await self._followed.run(self._broker)
+
+        return follow, self._run
+
+    def _note(self) -> None:
+        if self._followed.is_read:
+            self._wanted.set()
+
+    def told(self) -> BoxConfigs:
+        """What the box has of the configurations."""
+        if self._told != (now := (self._models.version, self.version)):
+            served = {entry.id: entry for entry in self._models.catalog.sources if entry.id in self._given}
+            # A model that is served otherwise, as workers have yet to read its file, gives another digest.
+            contents = {
+                model: {name: found.get(name, {}) for name in self._given[model]}
+                for model, entry in served.items()
+                for found in (wire.content_of(entry),)
+            }
+            self._digest, self._told = wire.digest_of(contents), now
+        return BoxConfigs(self._followed.revision, self._digest, self._refused)
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(AGAIN_S if self._refused else None):
+                    await self._wanted.wait()
+            except TimeoutError:
+                pass
+            self._wanted.clear()
+            await self.apply()
+
+    async def apply(self) -> None:
+        """Write what is known now."""
+        known = {each.model: each for each in self._followed.values.values()}
+        if not known and not self._root.exists():
+            return
+        before = self._refused, self._given
+        # NOTE: files of a catalog are read and written, which would hold up the event loop.
+        self._refused, self._given = await asyncio.to_thread(self._write, known, self._taken())
+        for model, why in self._refused.items():
+            if before[0].get(model) != why:
+                log.warning("the configuration of %s is refused: %s", model, why)
+        if before != (self._refused, self._given):
+            self.version += 1
+
+    def _taken(self) -> set[str]:
+        """Names of models of repositories."""
+        return {entry.model for entry in self._models.catalog.sources if isinstance(entry, VersionEntry)}
+
+    def _write(
+        self, known: Mapping[str, Configuration], taken: set[str]
+    ) -> tuple[dict[str, str], dict[str, wire.Content]]:
+        """Have the directory hold what is known. Returns why models are refused, and the content of the others."""
+        refused: dict[str, str] = {}
+        given: dict[str, wire.Content] = {}
+        files: dict[Path, bytes] = {}
+        try:
+            own = load_served(self._settings.catalog, self._settings.repository, vanished_ok=True)
+        except (ConfigError, OSError) as error:
+            log.error("configurations wait, since the catalog of this box cannot be read: %s", error)
+            return dict.fromkeys(known, "the box cannot read its own catalog"), {}
+        adapters = set(FAMILY_OPTIONS).union(*(entry.adapters for entry in own.sources))
+        for model, configuration in known.items():
+            try:
+                entry = self._entry(configuration, adapters)
+                content = wire.content_of(entry)
+                if not self._is_own(entry, content, own, taken):
+                    files[self._root / f"{wire.key_of(model)}.yaml"] = _text(configuration)
+                given[model] = content
+            except (ConfigRefused, ContentConflict) as error:
+                refused[model] = error.message[: wire.MOST_REFUSAL]
+        failed = self._put(files)
+        for model in [model for model in given if self._root / f"{wire.key_of(model)}.yaml" in failed]:
+            refused[model] = "the box cannot write the file of the model"
+            del given[model]
+        return refused, given
+
+    def _entry(self, configuration: Configuration, adapters: set[str]) -> ModelEntry:
+        if not self._settings.catalog.watch:
+            raise ConfigRefused("the box does not follow files of models (catalog.watch)")
+        entry = wire.entry_of(configuration)
+        lacking = sorted(set(entry.adapters) - adapters)
+        if lacking:
+            raise ConfigRefused(f"the box has no adapter {lacking[0][:128]!a}")
+        return entry
+
+    @staticmethod
+    def _is_own(entry: ModelEntry, content: wire.Content, own: Catalog, taken: set[str]) -> bool:
+        """Whether the box's own files have a model with this content; they go before a configuration.
+
+        Raises `ContentConflict` where they have something else under the name.
+        """
+        if entry.id in taken or entry.id in own.aliases:
+            raise ContentConflict("another model of the box has this name")
+        mine = next((each for each in own.sources if each.id == entry.id), None)
+        if mine is None:
+            return False
+        known = wire.content_of(mine)
+        wire.refuse_other(known, content, content)
+        if content.keys() - known.keys():
+            raise ContentConflict("the box has this model from files of its own, with other profiles")
+        return True
+
+    def _put(self, files: Mapping[Path, bytes]) -> set[Path]:
+        """Write files that differ, and remove all others. Returns those that could not be written."""
+        failed = set[Path]()
+        try:
+            self._root.mkdir(mode=0o700, exist_ok=True)
+            for path in set(self._root.iterdir()) - files.keys():
+                path.unlink()
+        except OSError as error:
+            log.error("configurations of the cluster cannot be changed here: %s", error)
+        for path, data in files.items():
+            try:
+                if not path.exists() or path.read_bytes() != data:
+                    draft = path.with_suffix(".draft")
+                    draft.write_bytes(data)
+                    draft.replace(path)
+            except OSError as error:
+                log.error("a configuration of the cluster cannot be written: %s", error)
+                failed.add(path)
+        return failed
+
+
+def _text(configuration: Configuration) -> bytes:
+    return yaml.safe_dump(configuration.document, sort_keys=False).encode()

@@ -1,0 +1,164 @@
+"""The files that a box makes of the configurations of its cluster, without a broker."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from frontend.bridge.configs import ConfiguredModels
+from frontend.cluster.broker import Broker
+from ipc.catalog.entries import Catalog
+from ipc.catalog.reading import load_served
+from ipc.settings import Settings, load
+from ipc.wire.cluster_configs import VERSION, Configuration, content_of, digest_of, encode, entry_of, key_of
+from ipc.wire.cluster_names import Names
+
+OWN = """
+id: acme/own
+source: {kind: hub, repo: acme/own}
+adapter: tests.fakes.adapter:FakeAdapter
+served_name: own-name
+"""
+
+
+def configuration(model: str, adapter: str = "dense", **changes: Any) -> Configuration:
+    document = {
+        "sie_id": model,
+        "hf_id": model,
+        "tasks": {"encode": {"dense": {}}},
+        "profiles": {"default": {"adapter_path": adapter}},
+    }
+    document["tasks"] = {"encode": {"dense": {"dim": 8}}}
+    return Configuration(VERSION, {**document, **changes})
+
+
+class Workers:
+    """The models of a box as its workers serve them."""
+
+    def __init__(self) -> None:
+        self.version, self.catalog = 1, Catalog(())
+
+    def serve(self, settings: Settings) -> None:
+        """The workers read the files."""
+        self.version += 1
+        self.catalog = load_served(settings.catalog, settings.repository, added=settings.configured_dirs)
+
+
+class Stage:
+    """One box with a catalog of its own."""
+
+    def __init__(self, root: Path, **more: Any) -> None:
+        own = root / "own"
+        own.mkdir()
+        (own / "own.yaml").write_text(OWN)
+        flags = {"catalog.dirs": str(own), "run.dir": str(root / "run"), "cluster.urls": "nats://127.0.0.1:1"}
+        self.settings = load(None, flags | more, environ={})
+        self.settings.paths.root.mkdir()
+        self.workers = Workers()
+        broker = Broker(self.settings.cluster, "test")
+        self.one = ConfiguredModels(self.settings, broker, Names(), self.workers)  # type: ignore[arg-type]
+        self.revision = 0
+
+    async def apply(self, *configurations: Configuration) -> None:
+        """The bucket has these, and the box has written its files."""
+        followed = self.one._followed
+        for gone in followed.values.keys() - {key_of(each.model) for each in configurations}:
+            del followed.values[gone]
+        for each in configurations:
+            self.revision += 1
+            followed.take(key_of(each.model), encode(each), self.revision)
+        followed.is_read = True
+        followed.on_change()
+        await self.one.apply()
+
+    def files(self) -> dict[str, Any]:
+        found = [yaml.safe_load(path.read_text()) for path in self.settings.paths.configurations().iterdir()]
+        return {each["sie_id"]: each for each in found}
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Stage:
+    return Stage(tmp_path)
+
+
+def test_a_configuration_becomes_a_file_and_is_told_once_workers_serve_it(stage: Stage) -> None:
+    async def scene() -> None:
+        made = configuration("acme/new")
+        await stage.apply(made)
+        assert stage.files() == {"acme/new": made.document}
+        expected = digest_of({"acme/new": content_of(entry_of(made))})
+        assert stage.one.told().digest != expected, "no worker has read the file"
+        stage.workers.serve(stage.settings)
+        assert stage.one.told().digest == expected and not stage.one.told().refused
+        assert "acme/own" in stage.workers.catalog
+        await stage.apply()
+        assert stage.files() == {}
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (configuration("acme/code", "os:system"), "adapter"),
+        (configuration("acme/own", "dense"), "other content"),
+        (configuration("own-name"), "name"),
+        (configuration("acme/wrong", max_sequence_length=-1), "max_sequence_length"),
+    ],
+)
+def test_what_the_box_cannot_take_is_refused_and_the_others_go_on(
+    stage: Stage, made: Configuration, words: str
+) -> None:
+    async def scene() -> None:
+        good = configuration("acme/good")
+        await stage.apply(made, good)
+        stage.workers.serve(stage.settings)
+        told = stage.one.told()
+        assert list(told.refused) == [made.model] and words in told.refused[made.model]
+        assert told.digest == digest_of({"acme/good": content_of(entry_of(good))})
+        assert stage.files().keys() == {"acme/good"}
+
+    asyncio.run(scene())
+
+
+def test_a_model_that_the_box_has_alike_needs_no_file(stage: Stage) -> None:
+    async def scene() -> None:
+        default = {"adapter_path": "tests.fakes.adapter:FakeAdapter"}
+        made = configuration(
+            "acme/own", profiles={"default": default}, tasks={"encode": {"dense": {"dim": 8}}}
+        )
+        own = stage.settings.catalog.dirs[0]
+        (Path(own) / "own.yaml").write_text(
+            OWN.replace("served_name: own-name", "outputs: {dense: {dims: 8}}")
+        )
+        await stage.apply(made)
+        stage.workers.serve(stage.settings)
+        assert stage.files() == {} and not stage.one.told().refused
+        assert stage.one.told().digest == digest_of({"acme/own": content_of(entry_of(made))})
+
+    asyncio.run(scene())
+
+
+def test_a_box_that_follows_no_files_says_so(tmp_path: Path) -> None:
+    async def scene() -> None:
+        stage = Stage(tmp_path, **{"catalog.watch": False})
+        await stage.apply(configuration("acme/new"))
+        assert "catalog.watch" in stage.one.told().refused["acme/new"] and stage.files() == {}
+
+    asyncio.run(scene())
+
+
+def test_a_directory_that_cannot_be_written_is_a_refusal_and_no_end(stage: Stage) -> None:
+    async def scene() -> None:
+        stage.settings.paths.configurations().write_text("a file in the way")
+        await stage.apply(configuration("acme/new"))
+        assert "cannot write" in stage.one.told().refused["acme/new"]
+        stage.settings.paths.configurations().unlink()
+        await stage.apply(configuration("acme/new"))
+        assert stage.files().keys() == {"acme/new"} and not stage.one.told().refused
+
+    asyncio.run(scene())

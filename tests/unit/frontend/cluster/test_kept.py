@@ -1,0 +1,120 @@
+"""Values of a bucket that several processes write and follow, over a real broker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from nats.js.errors import KeyWrongLastSequenceError
+
+from frontend.cluster.broker import Broker
+from frontend.cluster.kept import Followed, Kept
+from ipc.errors import ProtocolError, StateFull
+from ipc.settings import Cluster
+from tests.harness.broker import broker
+from tests.harness.server import eventually
+
+BUCKET = "words"
+
+
+def read(data: bytes) -> str:
+    if not data.isalpha():
+        raise ProtocolError("no word")
+    return data.decode()
+
+
+class Process:
+    """One process that follows the words."""
+
+    def __init__(self, url: str) -> None:
+        self.broker = Broker(Cluster(urls=(url,)), "test")
+        self.kept = Kept(self.broker, BUCKET)
+        self.followed = Followed(self.broker, self.kept, read)
+        self.told: list[dict[str, str]] = []
+        self.followed.on_change = lambda: self.told.append(dict(self.followed.values))
+        self.task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        self.broker.start()
+        self.task = asyncio.create_task(self.followed.run(self.broker))
+        await until(lambda: self.followed.is_read)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async def now() -> bool:
+        return condition()
+
+    await eventually(now, "the condition")
+
+
+def on_broker(root: Path, scene: Callable[[Process, Process], Awaitable[None]]) -> None:
+    async def whole(url: str) -> None:
+        one, two = Process(url), Process(url)
+        try:
+            await one.start(), await two.start()
+            await scene(one, two)
+        finally:
+            for each in (one, two):
+                assert each.task is not None
+                each.task.cancel()
+                await each.broker.close()
+
+    with broker(root) as server:
+        asyncio.run(whole(server.url))
+
+
+def test_what_one_writes_all_have_and_a_write_over_an_old_revision_is_refused(tmp_path: Path) -> None:
+    async def scene(one: Process, two: Process) -> None:
+        assert one.told == [{}] and await one.kept.read("a") == (None, 0)
+        first = await one.kept.write("a", b"x", 0)
+        await until(lambda: two.followed.values == {"a": "x"})
+        assert two.followed.revision == first
+        with pytest.raises(KeyWrongLastSequenceError):
+            await two.kept.write("a", b"lost", 0)
+        second = await two.kept.write("a", b"y", first)
+        await until(lambda: one.followed.values == two.followed.values == {"a": "y"})
+        assert one.followed.revision == second > first
+
+    on_broker(tmp_path, scene)
+
+
+def test_a_removed_value_goes_and_may_be_written_again(tmp_path: Path) -> None:
+    async def scene(one: Process, two: Process) -> None:
+        await one.kept.write("a", b"x", 0)
+        await until(lambda: two.followed.values == {"a": "x"})
+        await one.kept.remove("a")
+        await until(lambda: not two.followed.values)
+        data, revision = await two.kept.read("a")
+        assert data is None and revision > 0
+        await two.kept.write("a", b"again", revision)
+        await until(lambda: one.followed.values == {"a": "again"})
+
+    on_broker(tmp_path, scene)
+
+
+def test_a_value_that_cannot_be_read_is_passed_over_and_counted(tmp_path: Path) -> None:
+    async def scene(one: Process, two: Process) -> None:
+        await one.kept.write("bad", b"1", 0)
+        await one.kept.write("good", b"x", 0)
+        await until(lambda: two.followed.values == {"good": "x"})
+        assert two.followed.unreadable >= 1
+        with pytest.raises(StateFull, match=r"2000000 bytes"):
+            await one.kept.write("large", b"x" * 2_000_000, 0)
+
+    on_broker(tmp_path, scene)
+
+
+def test_a_process_that_begins_later_reads_the_whole_bucket(tmp_path: Path) -> None:
+    async def scene(one: Process, two: Process) -> None:
+        for word in ("a", "b", "c"):
+            await one.kept.write(word, word.encode(), 0)
+        late = Process(two.broker.client.servers[0].geturl())
+        await late.start()
+        assert late.followed.values == {"a": "a", "b": "b", "c": "c"}
+        assert late.task is not None
+        late.task.cancel()
+        await late.broker.close()
+
+    on_broker(tmp_path, scene)
