@@ -125,8 +125,9 @@ def python(
 
 
 def sessions(mark: str) -> set[int]:
-    """The sessions of all processes with the mark."""
-    return marked(_nursery("frontends"), mark) | marked(_nursery("workers"), mark)
+    """The sessions of all processes with the mark, at the nurseries that there are."""
+    places = [_directory() / name for name in ("frontends", "workers")]
+    return {one for place in places if place.exists() for one in marked(place, mark)}
 
 
 def fork_from_here_on() -> None:
