@@ -18,6 +18,8 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Self
 
+import msgspec
+
 from frontend.engine.events import (
     CallBegun,
     Called,
@@ -305,11 +307,12 @@ async def entered(stack: AsyncExitStack, generations: Sequence[Generation], choi
 
 
 def _renumbered(event: Event, first: int) -> Event:
-    return (
-        event
-        if isinstance(event, Started | Ended | ToolEvent)
-        else replace(event, choice=event.choice + first)
-    )
+    if isinstance(event, Started | Ended | ToolEvent):
+        return event
+    choice = event.choice + first
+    if isinstance(event, msgspec.Struct):
+        return msgspec.structs.replace(event, choice=choice)
+    return replace(event, choice=choice)
 
 
 def _sum_of_starts(starts: Sequence[Started]) -> Started:

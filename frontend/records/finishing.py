@@ -110,7 +110,8 @@ class Recorder:
         self._amounts = lru_cache(maxsize=4096)(self._amount)
         self._meters = lru_cache(maxsize=4096)(self._meter)
         self._caches = lru_cache(maxsize=4096)(self._cache)
-        self._kept_ids = self._tally.amount(metrics.continuation_bytes)
+        self.kept_ids = self._tally.amount(metrics.continuation_bytes).inc
+        """Told of so many bytes more of ids of written tokens that are kept."""
 
     def _amount(self, family: str, *labels: str) -> Amount:
         return self._tally.amount(self._child(family, *labels))
@@ -223,10 +224,6 @@ class Recorder:
     def carried_on(self, outcome: str) -> None:
         """A text whose worker was lost, or is leaving, goes on at another, or does not."""
         self._metrics.continuations.labels(outcome).inc()
-
-    def kept_ids(self, change: int) -> None:
-        """So many bytes more of ids of written tokens are kept."""
-        self._kept_ids.inc(change)
 
     def poisoned(self, reason: str) -> None:
         """An input crashed workers, or was refused because of earlier crashes."""

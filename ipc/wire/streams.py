@@ -83,7 +83,7 @@ class Flow:
     @property
     def open(self) -> bool:
         """Whether more may be sent."""
-        ahead = self.ahead
+        ahead = self._sent - self._taken
         return ahead < self._window and not (self._alone and ahead)
 
     @property

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -162,7 +162,7 @@ class FarEnd:
             await write(self._writer, Told(asked.id, [], text.prompt_tokens, False))
             async for found in text:
                 await self._wants[asked.id].acquire()
-                named = [(type(event).__name__, asdict(event)) for event in found]
+                named = [(type(event).__name__, msgspec.to_builtins(event)) for event in found]
                 await write(self._writer, Told(asked.id, named, None, isinstance(found[-1], Ended)))
 
 

@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
 
+import msgspec
 import torch
 
 from ipc.wire.messages import Written
@@ -88,7 +89,7 @@ class Heard:
             self._ids[one.choice] += one.written
             self._ended[one.choice] |= one.finish is not None
             if one.kind not in (HELD, STARTED):
-                self.entries[one.choice].append(one._replace(key=None, written=b""))
+                self.entries[one.choice].append(msgspec.structs.replace(one, key=None, written=b""))
 
     @property
     def number(self) -> int:

@@ -16,7 +16,7 @@ All methods belong to one thread. A step that raises has changed nothing and may
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -30,7 +30,18 @@ from workers.device.transfer import sent
 from workers.generation.attention import PagedAttention, packed_pass
 from workers.generation.blocks import BlockPool
 from workers.generation.captured import CapturedSteps
-from workers.generation.flights import Drawer, Entry, Flight, Masks, Reading, Sampler, some_of
+from workers.generation.flights import (
+    Chosen,
+    Drawer,
+    Entry,
+    Flight,
+    Masks,
+    Reading,
+    Sampler,
+    divided,
+    entry_of,
+    some_of,
+)
 from workers.generation.lora_rows import StepLoras, StepRows, rows_of
 from workers.generation.pictures.family import Picture
 from workers.generation.pictures.reading import PromptReader
@@ -243,7 +254,7 @@ class Engine:
     def _launch(self, spans: list[Span]) -> Flight:
         """Begin a step. What raises here has changed nothing."""
         spans, rows = self._adapters(spans)
-        entries = [Entry.of(span) for span in spans]
+        entries = list(map(entry_of, spans))
         choosing = [entry.span.sequence for entry in entries if entry.chooses]
         guided = [sequence for sequence in choosing if sequence.matcher is not None]
         # NOTE: one buffer holds the masks of a step, and the step before may not have read its own.
@@ -254,24 +265,13 @@ class Engine:
             with self.loras.over(rows) if self.loras else nullcontext():
                 logits = self._forward(spans)
                 told = self._score(spans, logits[len(choosing) :])
-            waiting, drawer, drawn = list(range(len(choosing))), self._drawer, None
-            if drawer is not None:
-                waiting = [at for at in waiting if self._waits(choosing[at], drawer)]
-            ahead = sorted({*range(len(choosing))}.difference(waiting))
-            if drawer is not None and ahead:
-                part = some_of(logits, ahead, len(choosing))
-                drawn = drawer.draw(part, [choosing[at] for at in ahead])
-            kept = some_of(logits, waiting, len(choosing))
-            if drawer is not None and kept.data_ptr() == logits.data_ptr():
-                # NOTE: the next captured step writes its logits to the same place.
-                kept = kept.clone()
+            early, drawn, late, kept = divided(choosing, logits, self._drawer, self._waits)
         except BaseException:
             if is_masked:
                 self._masks.wait()
             raise
-        for span in spans:
-            self._scheduler.launched(span)
-        early, late = ([choosing[at] for at in some] for some in (ahead, waiting))
+        for span, _, _, chooses in entries:
+            self._scheduler.launched(span, chooses)
         return Flight(entries, early, drawn, late, kept, guided, is_masked, told)
 
     def _begin_masks(self, flight: Flight) -> None:
@@ -295,64 +295,66 @@ class Engine:
 
         All steps under way are revoked then.
         """
+        live = flight.live
         try:
             self._begin_masks(flight)
             if flight.is_masked:
                 self._masks.wait()
-            chosen, missed = self._choose(flight)
+            choosing = [entry.span.sequence for entry in live if entry.chooses]
+            chosen, missed = self._choose(flight, choosing)
         except BaseException:
             for entry in [*flight.live, *(self._flight.live if self._flight is not None else ())]:
                 self._scheduler.revoke(entry.span.sequence)
             raise
-        live = flight.live
         self._note(live, flight.told)
         for sequence in missed:
             self._scheduler.revoke(sequence)
-        self._take([(entry.span.sequence, chosen[entry.span.sequence]) for entry in live if entry.chooses])
+        self._take(choosing, chosen)
 
-    def _choose(self, flight: Flight) -> Reading:
-        """The next tokens of the sequences that still want theirs."""
-        wanted = {entry.span.sequence for entry in flight.live if entry.chooses}
+    def _choose(self, flight: Flight, choosing: list[Choice]) -> tuple[list[Chosen], Collection[Choice]]:
+        """The next tokens of `choosing`, which still want theirs, in this order; and who was `missed`."""
+        if flight.drawn is None and len(choosing) == len(flight.waiting):
+            with flight.beside():
+                return self._sampler.sample(flight.logits, choosing) if choosing else [], ()
+        wanted = set(choosing)
         read = Reading({}, ()) if flight.drawn is None else flight.drawn.read(wanted)
-        rows = [at for at, sequence in enumerate(flight.waiting) if sequence in wanted]
-        if not rows:
-            return read
-        with flight.beside():
-            logits = some_of(flight.logits, rows, len(flight.waiting))
-            waiting = [flight.waiting[at] for at in rows]
-            found = zip(waiting, self._sampler.sample(logits, waiting), strict=True)
-            return Reading({**read.chosen, **dict(found)}, read.missed)
+        chosen = dict(read.chosen)
+        if rows := [at for at, sequence in enumerate(flight.waiting) if sequence in wanted]:
+            with flight.beside():
+                logits = some_of(flight.logits, rows, len(flight.waiting))
+                waiting = [flight.waiting[at] for at in rows]
+                chosen.update(zip(waiting, self._sampler.sample(logits, waiting), strict=True))
+        return [chosen[sequence] for sequence in choosing], read.missed
 
     def _adapters(self, spans: list[Span]) -> tuple[list[Span], StepRows | None]:
         """The spans in the order in which the step computes these, and which rows have LoRA adapters."""
         return rows_of(spans) if self.loras else (spans, None)
 
-    def _take(self, chosen: Sequence[tuple[Choice, tuple[int, TokenLogprob | None]]]) -> None:
+    def _take(self, choosing: Sequence[Choice], chosen: Sequence[Chosen]) -> None:
         """Each sequence takes its token. Raises `Spoiled` for those that could not, once all have had their turn."""
-        failed: dict[Choice, Exception] = {}
-        for sequence, (token, logprob) in chosen:
-            before = len(self._emitted)
+        failed, emitted = dict[Choice, Exception](), self._emitted
+        for sequence, (token, logprob) in zip(choosing, chosen, strict=True):
+            before = len(emitted)
             try:
                 self._append(sequence, token, logprob)
                 if sequence.matcher is not None and not sequence.done:
                     self._follow(sequence, sequence.matcher, token)
-                if sequence.request.written is not None and len(self._emitted) > before:
-                    self._tell_ids(sequence)
+                if sequence.request.written is not None and len(emitted) > before:
+                    self._tell_ids(sequence, emitted[-1])
             except BaseException as raised:
                 failed[sequence] = foreign.error_of(raised)
         if failed:
             raise Spoiled(list(failed)) from next(iter(failed.values()))
 
-    def _tell_ids(self, sequence: Choice) -> None:
+    @staticmethod
+    def _tell_ids(sequence: Choice, last: Emission) -> None:
         """The last entry brings the ids of the tokens up to this step, forced ones included.
 
         A worker that replays these tokens goes on at the beginning of the next step.
         """
-        last = self._emitted[-1]
         # NOTE: such an entry has no log probabilities. Without its ids these tokens are written again, with theirs.
         if last.kind != HELD or sequence.call.sampling.logprobs is None:
-            # PERF: `_replace` takes twice as long, for each token of each stream.
-            self._emitted[-1] = Emission(*last[:-1], written=sequence.untold())
+            last.written = sequence.untold()
 
     @torch.inference_mode()
     def _forward(self, spans: Sequence[Span]) -> torch.Tensor:
@@ -361,7 +363,8 @@ class Engine:
         begins = list(itertools.accumulate((span.stop - span.start for span in spans), initial=0))
         rows = [end - 1 for end, span in zip(begins[1:], spans, strict=True) if span.chooses]
         for begin, span in zip(begins, spans, strict=False):
-            rows += [begin + place - span.start for place in span.scores]
+            if span.sequence.tells_prompt:
+                rows += [begin + place - span.start for place in span.scores]
         every = rows == list(range(begins[-1]))
         # NOTE: captured steps know the bare model only.
         hooked = self.loras is not None and self.loras.active
@@ -377,22 +380,23 @@ class Engine:
         """The tokens of prompts that the logits [scored places, vocabulary] tell."""
         found: dict[Choice, list[PromptToken]] = {}
         for span in spans:
-            if places := span.scores:
+            if span.sequence.tells_prompt and (places := span.scores):
                 found[span.sequence] = scored(span.sequence, places, logits[: len(places)])
                 logits = logits[len(places) :]
         return found
 
     def _note(self, entries: Sequence[Entry], told: Mapping[Choice, Sequence[PromptToken]]) -> None:
         """The tokens of the spans are in the cache, and `told` are those of prompts that are known now."""
-        for entry in entries:
-            span, sequence = entry.span, entry.span.sequence
-            self._prompt_tokens += max(0, min(span.stop, sequence.prompt_length) - span.start)
+        for span, _, completes, chooses in entries:
+            sequence, start, stop = span
+            if start < sequence.prompt_length:
+                self._prompt_tokens += min(stop, sequence.prompt_length) - start
             if sequence.leads and not sequence.started:
                 self._begin(sequence)
-            if tokens := told.get(sequence):
+            if told and (tokens := told.get(sequence)):
                 self._tell(sequence, tokens, sequence.scored)
-            self._scheduler.landed(span, entry.chooses)
-            if entry.completes and not entry.chooses:
+            self._scheduler.landed(span, chooses)
+            if completes and not chooses:
                 self._end(sequence, "length")
 
     def _begin(self, sequence: Choice) -> None:

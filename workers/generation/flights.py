@@ -6,7 +6,7 @@ the step before has chosen: its ids come from a tensor of the device (`Unread`).
 1. A sequence runs ahead if its next token is chosen on the device alone. All others wait: the next step leaves them
    out, and they are chosen for when their step lands.
 2. An end is noticed when a step lands. The next step is under way then, and what it computes for the sequence is
-   thrown away: `Entry.is_live` is false for a sequence whose steps were revoked since. The cache entry of the thrown
+   thrown away: `Flight.live` leaves out a sequence whose steps were revoked since. The cache entry of the thrown
    token lies behind the sequence's landed tokens, in a block that no other sequence finds, and the block is written
    again only by later steps. Where nobody wants the step under way and none follows, the engine forgets the step.
 3. A row whose token the device could not tell for certain is told when its step lands (`Drawn.read`).
@@ -15,7 +15,7 @@ the step before has chosen: its ids come from a tensor of the device (`Unread`).
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -28,13 +28,14 @@ from workers.device.transfer import sent
 from workers.generation.scheduler import Sequence as Choice
 from workers.generation.scheduler import Span
 
+Chosen = tuple[int, TokenLogprob | None]
+"""The next token of a sequence."""
+
 
 class Sampler(Protocol):
     """The sampling stage (`workers.generation.sampling`)."""
 
-    def sample(
-        self, logits: torch.Tensor, sequences: Sequence[Choice]
-    ) -> list[tuple[int, TokenLogprob | None]]:
+    def sample(self, logits: torch.Tensor, sequences: Sequence[Choice]) -> list[Chosen]:
         """The next token of each sequence from its row of logits [rows, vocabulary]."""
 
 
@@ -56,21 +57,19 @@ class Entry(NamedTuple):
     completes: bool
     chooses: bool
 
-    @classmethod
-    def of(cls, span: Span) -> Entry:
-        """The entry of a span that is about to be launched."""
-        return cls(span, span.sequence.turn, span.completes, span.chooses)
 
-    @property
-    def is_live(self) -> bool:
-        """Whether the sequence still wants the outcome."""
-        return self.turn == self.span.sequence.turn
+def entry_of(span: Span) -> Entry:
+    """The entry of a span that is about to be launched."""
+    # PERF: `Span.chooses` would ask for the length of the sequence once more.
+    sequence, _, stop = span
+    completes = stop == sequence.length
+    return Entry(span, sequence.turn, completes, completes and sequence.request.max_tokens > 0)
 
 
 class Reading(NamedTuple):
     """What the host has read of `Drawn`; the device went on with another token in the sequences that are `missed`."""
 
-    chosen: Mapping[Choice, tuple[int, TokenLogprob | None]]
+    chosen: Mapping[Choice, Chosen]
     missed: Collection[Choice]
 
 
@@ -145,8 +144,8 @@ class Flight:
 
     @property
     def live(self) -> list[Entry]:
-        """The entries whose outcome is wanted."""
-        return [entry for entry in self.entries if entry.is_live]
+        """The entries whose sequences still want the outcome."""
+        return [entry for entry in self.entries if entry.turn == entry.span.sequence.turn]
 
 
 def some_of(logits: torch.Tensor, rows: Sequence[int], count: int) -> torch.Tensor:
@@ -154,6 +153,25 @@ def some_of(logits: torch.Tensor, rows: Sequence[int], count: int) -> torch.Tens
     if not rows or len(rows) == count:
         return logits[: len(rows)]
     return logits.index_select(0, sent(np.array(rows, np.int64), logits.device))
+
+
+def divided(
+    choosing: list[Choice],
+    logits: torch.Tensor,
+    drawer: Drawer | None,
+    waits: Callable[[Choice, Drawer], bool],
+) -> tuple[list[Choice], Drawn | None, list[Choice], torch.Tensor]:
+    """The sequences that run ahead and what the device draws for these, then those that wait and their logits."""
+    count = len(choosing)
+    if drawer is None:
+        return [], None, choosing, logits[:count]
+    waiting = [at for at, sequence in enumerate(choosing) if waits(sequence, drawer)]
+    ahead = sorted({*range(count)}.difference(waiting))
+    early, late = ([choosing[at] for at in some] for some in (ahead, waiting))
+    drawn = drawer.draw(some_of(logits, ahead, count), early) if ahead else None
+    kept = some_of(logits, waiting, count)
+    # NOTE: the next captured step writes its logits to the same place.
+    return early, drawn, late, kept.clone() if kept.data_ptr() == logits.data_ptr() else kept
 
 
 @functools.cache

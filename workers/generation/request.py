@@ -8,6 +8,8 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+import msgspec
+
 from ipc.wire.messages import GenerateCall, TextTiming, Written
 from ipc.wire.streams import (
     ARGUMENTS,
@@ -22,7 +24,7 @@ from ipc.wire.streams import (
 from workers.generation.pictures.family import Picture
 
 
-class Segment(NamedTuple):
+class Segment(msgspec.Struct, frozen=True, gc=False):
     """A stretch of output: TEXT, REASONING, CALLED, ARGUMENTS, CALL_ENDED or CALL_CUT of `ipc.wire.streams`.
 
     `call` is there for CALLED only. `tokens` is the number of tokens that the segment stands for.
@@ -189,8 +191,11 @@ class GenerationRequest:
         return self.written is not None and bool(self.written.ended) and self.written.ended[choice]
 
 
-class Emission(NamedTuple):
-    """What a step adds to one choice of one request: one entry of `ipc.wire.streams.Deltas`."""
+class Emission(msgspec.Struct):
+    """What a step adds to one choice of one request: one entry of `ipc.wire.streams.Deltas`.
+
+    PERF: a struct is made in a third of the time of a tuple with names, and there is one for each token.
+    """
 
     key: Hashable
     choice: int

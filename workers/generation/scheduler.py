@@ -116,8 +116,9 @@ class Sequence:
 
     def append(self, token: int) -> None:
         """The host has the next token."""
+        if len(self.tokens) == self.given:
+            self.request.phases.wrote()
         self.tokens.append(token)
-        self.request.phases.wrote()
 
     def untold(self) -> bytes:
         """The ids of the tokens that were not told before, in the form of `ipc.wire.messages.Written`."""
@@ -309,13 +310,14 @@ class Scheduler:
         """
         self._admit()
         spans, rest = [], []
+        size, preemptions = self._pool.block_tokens, self.preemptions
         for sequence in list(self.running):
-            start, stop = sequence.computed, sequence.length
+            start, stop = sequence.computed, len(sequence.tokens) + sequence.ahead
             if start == stop or (sequence.ahead and not runs_ahead(sequence)):
                 continue
             if stop - start > 1:
                 rest.append(sequence)
-            elif self._has_blocks(sequence, stop):
+            elif stop <= len(sequence.blocks) * size or self._has_blocks(sequence, stop):
                 spans.append(Span(sequence, start, stop))
         left = max(self._pool.block_tokens, self.prefill_tokens - len(spans))
         scored = self._scored_tokens
@@ -329,30 +331,38 @@ class Scheduler:
                 spans.append(Span(sequence, sequence.computed, stop))
                 left -= stop - sequence.computed
                 scored -= len(spans[-1].scores)
+        if self.preemptions == preemptions:
+            return spans
         # NOTE: a later sequence may have taken the blocks of an earlier one that had its span.
         return [span for span in spans if span.sequence.blocks]
 
     @staticmethod
-    def launched(span: Span) -> None:
-        """A step that computes a span is on its way."""
-        span.sequence.request.phases.stepped()
-        span.sequence.ahead += span.chooses
-        span.sequence.computed = span.stop
+    def launched(span: Span, chooses: bool) -> None:
+        """A step that computes a span is on its way, and `chooses` the next token behind the span, or does not."""
+        sequence, _, stop = span
+        sequence.request.phases.stepped()
+        sequence.ahead += chooses
+        sequence.computed = stop
 
     def landed(self, span: Span, chose: bool) -> None:
         """The keys of a span are in the cache; the token that the step `chose` is appended next."""
         sequence, _, stop = span
-        size = self._pool.block_tokens
         sequence.landed = stop
         sequence.ahead -= chose
-        for number in range(sequence.registered, stop // size):
+        if stop // self._pool.block_tokens > sequence.registered:
+            self._register(sequence, stop // self._pool.block_tokens)
+        if sequence.sight is not None and stop >= sequence.pictured:
+            self._close_eyes(sequence)
+
+    def _register(self, sequence: Sequence, count: int) -> None:
+        """The first `count` blocks of a sequence have their whole content, and can be found by later requests."""
+        size = self._pool.block_tokens
+        for number in range(sequence.registered, count):
             content: Content = tuple(sequence.tokens[number * size : (number + 1) * size])
             if sequence.sight is not None:
                 content += sequence.sight.marks.get(number, ())
             sequence.link = self._pool.register(sequence.blocks[number], sequence.link, content)
             sequence.registered = number + 1
-        if sequence.sight is not None and stop >= sequence.pictured:
-            self._close_eyes(sequence)
 
     def _close_eyes(self, sequence: Sequence) -> None:
         if sequence.sight is not None and self._eyes is not None:

@@ -245,19 +245,22 @@ class ChoiceOutput:
         """Segments up to the first call that the request does not want, which ends the choice."""
         emissions: list[Emission] = []
         for segment in segments:
-            parts = self._calls.take(segment) if segment.kind in PARTS else (segment,)
-            emissions += map(self._emission, parts)
+            if segment.kind not in PARTS:
+                emissions.append(self._emission(segment))
+                continue
+            emissions += map(self._emission, self._calls.take(segment))
             if self._calls.is_over:
                 self.ended = "stop"
                 break
         return emissions
 
     def _emission(self, segment: Segment) -> Emission:
-        logprobs, self._logprobs = self._logprobs or None, []
-        if segment.kind == REASONING:
-            self._reasoning_tokens += segment.tokens
-        kind, text, call, tokens = segment
-        return Emission(self._request.key, self._choice, kind, text, tokens, logprobs, call)
+        kind, tokens, logprobs = segment.kind, segment.tokens, None
+        if self._logprobs:
+            logprobs, self._logprobs = self._logprobs, []
+        if kind == REASONING:
+            self._reasoning_tokens += tokens
+        return Emission(self._request.key, self._choice, kind, segment.text, tokens, logprobs, segment.call)
 
 
 def _bytes_of(tokenizer: Any, pieces: dict[int, str], added: dict[int, Any]) -> tuple[dict[int, bytes], bool]:

@@ -25,7 +25,19 @@ from weakref import WeakKeyDictionary
 from ipc.errors import NoReplica, QueueFull
 from ipc.shares import Shares
 from ipc.wire.messages import GenerateCall
-from ipc.wire.streams import QUEUED, STARTED, WINDOW_NBYTES, Deltas, Flow, Start, nbytes_of
+from ipc.wire.streams import (
+    ARGUMENTS,
+    HELD,
+    QUEUED,
+    REASONING,
+    STARTED,
+    TEXT,
+    WINDOW_NBYTES,
+    Deltas,
+    Flow,
+    Start,
+    nbytes_of,
+)
 from workers.adapters.base import Adapter
 from workers.device import oom
 from workers.device.stepping import batch_limit_s
@@ -47,6 +59,8 @@ TURN_S = 0.01
 
 FIRST_TOKENS = 256
 """Tokens of a choice that names no bound, before any choice of its model has ended."""
+_PLAIN_KINDS = frozenset((TEXT, REASONING, ARGUMENTS, HELD))
+"""Kinds of entries that have nothing in the maps of `Deltas` but log probabilities."""
 LATEST_WEIGHT = 0.1
 """Of one step among the times of the last steps, and of one choice that ends among their lengths."""
 
@@ -317,29 +331,37 @@ class Generations(Strategy):
     def _tell(self, engine: Engine, crowd: Crowd, emissions: list[Emission]) -> None:
         """Send the output of a step, pause streams whose clients do not read, and complete jobs that have ended."""
         by_session: dict[bytes, list[tuple[Job, Emission]]] = {}
-        grown: dict[Job, None] = {}
+        ends: list[Emission] = []
+        full: dict[Job, None] = {}
         for emission in emissions:
             job = emission.key
             assert isinstance(job, Job)
-            by_session.setdefault(job.session, []).append((job, emission))
+            session = job.session
+            if session in by_session:
+                by_session[session].append((job, emission))
+            else:
+                by_session[session] = [(job, emission)]
             if emission.text or emission.prompt:
-                job.strategy_state.flow.sent(nbytes_of(emission.text, emission.logprobs or emission.prompt))
-                grown[job] = None
+                flow: Flow = job.strategy_state.flow
+                flow.sent(nbytes_of(emission.text, emission.logprobs or emission.prompt))
+                if not flow.open:
+                    full[job] = None
+            if emission.finish is not None:
+                ends.append(emission)
         for session, entries in by_session.items():
             self._send(session, entries)
         alive = engine.keys
-        for emission in emissions:
-            if emission.finish is not None:
-                crowd.finished(emission.finish.tokens)
-                if emission.key not in alive:
-                    self._finish(emission.key)
-        for job in grown:
-            state: TextState = job.strategy_state
-            if not state.flow.open and job in alive:
-                state.paused = True
+        for emission in ends:
+            assert emission.finish is not None
+            crowd.finished(emission.finish.tokens)
+            if emission.key not in alive:
+                self._finish(emission.key)
+        for job in full:
+            if job in alive:
+                job.strategy_state.paused = True
                 engine.pause(job)
                 # NOTE: the client may have taken text before the mark was set.
-                if state.flow.half_open:
+                if job.strategy_state.flow.half_open:
                     self._note_change(job)
 
     def _finish(self, job: Hashable) -> None:
@@ -355,17 +377,23 @@ class Generations(Strategy):
     def _send(self, session: bytes, entries: list[tuple[Job, Emission]]) -> None:
         """One message with all entries for a session."""
         written = [emission.written for _, emission in entries]
+        # PERF: few entries have what stands in the maps, and one look at each entry finds these.
+        rare = [
+            (at, each)
+            for at, (_, each) in enumerate(entries)
+            if each.logprobs or each.kind not in _PLAIN_KINDS
+        ]
         deltas = Deltas(
             [job.id for job, _ in entries],
             [emission.choice for _, emission in entries],
             [emission.kind for _, emission in entries],
             [emission.text for _, emission in entries],
             [emission.tokens for _, emission in entries],
-            {at: list(each.logprobs) for at, (_, each) in enumerate(entries) if each.logprobs},
-            {at: each.call for at, (_, each) in enumerate(entries) if each.call is not None},
-            {at: each.start for at, (_, each) in enumerate(entries) if each.start is not None},
-            {at: each.finish for at, (_, each) in enumerate(entries) if each.finish is not None},
-            {at: list(each.prompt) for at, (_, each) in enumerate(entries) if each.prompt},
+            {at: list(each.logprobs) for at, each in rare if each.logprobs},
+            {at: each.call for at, each in rare if each.call is not None},
+            {at: each.start for at, each in rare if each.start is not None},
+            {at: each.finish for at, each in rare if each.finish is not None},
+            {at: list(each.prompt) for at, each in rare if each.prompt},
             written if any(written) else [],
         )
         self._table.send_deltas(session, deltas)

@@ -20,7 +20,10 @@ from frontend.engine.answer import Answer
 from ipc.memory.arena import ArenaView
 from ipc.wire.codec import ToWorker
 from ipc.wire.messages import BlockRef, Result
-from ipc.wire.streams import Deltas, DeltasTaken, Part, PartsConsumed
+from ipc.wire.streams import REASONING, TEXT, Deltas, DeltasTaken, Part, PartsConsumed
+
+TEXT_KINDS = frozenset((TEXT, REASONING))
+"""Kinds of entries that are a piece of text."""
 
 
 class Sender(Protocol):
@@ -77,8 +80,11 @@ class Delivery:
 class TextTaker(Protocol):
     """The reading end of a stream of text."""
 
+    def take_text(self, kind: int, choice: int, text: str, tokens: int, ids: bytes, now_ns: int) -> None:
+        """The usual entry: a piece of TEXT or REASONING without log probabilities, and the ids that it brings."""
+
     def take(self, deltas: Deltas, at: int, now_ns: int) -> None:
-        """Entry `at` of `deltas` is of this stream."""
+        """Entry `at` of `deltas`, of any kind, is of this stream."""
 
     def look(self, now_ns: int) -> None:
         """Some time has passed; called several times a second."""
@@ -135,8 +141,15 @@ class Streams:
         take(delivery)
 
     def _on_deltas(self, deltas: Deltas, _: bytes) -> None:
-        now_ns, texts = time.monotonic_ns(), self.texts
-        for at, request in enumerate(deltas.ids):
+        now_ns, texts, logprobs = time.monotonic_ns(), self.texts, deltas.logprobs
+        columns = deltas.ids, deltas.kinds, deltas.choices, deltas.texts, deltas.tokens
+        written = deltas.written or [b""] * len(deltas.ids)
+        # PERF: a step of many streams is one message, and nearly all of its entries are plain text.
+        for at, (request, kind, choice, text, tokens, ids) in enumerate(zip(*columns, written, strict=True)):
             taker = texts.get(request)
-            if taker is not None:
+            if taker is None:
+                continue
+            if kind in TEXT_KINDS and at not in logprobs:
+                taker.take_text(kind, choice, text, tokens, ids, now_ns)
+            else:
                 taker.take(deltas, at, now_ns)

@@ -47,7 +47,7 @@ from frontend.engine.events import (
 from frontend.engine.local import routing
 from frontend.engine.local.channel import Channel
 from frontend.engine.local.client import Client
-from frontend.engine.local.delivery import Delivery
+from frontend.engine.local.delivery import TEXT_KINDS, Delivery
 from frontend.engine.local.part_stream import Incoming, cut_off
 from frontend.engine.local.progress import Gap, Progress
 from frontend.engine.local.retry import Attempts
@@ -71,7 +71,6 @@ from ipc.wire.streams import (
     HELD,
     PROMPT,
     QUEUED,
-    REASONING,
     STARTED,
     TEXT,
     WINDOW_NBYTES,
@@ -91,7 +90,8 @@ _LEAVING = (Draining, ModelNotLoaded)
 """A worker stops, or has unloaded the model."""
 _NOWHERE = (*PASSING, LoraLoading, InvalidInput)
 """No worker has the model, or the LoRA adapter, which may have been unloaded since the text began."""
-_PIECES: dict[int, type[Text] | type[Reasoning]] = {TEXT: Text, REASONING: Reasoning}
+_FIRST = (Started, Prompted)
+"""Events that a run tells before those of its choices."""
 _CALLS = frozenset((CALLED, ARGUMENTS, CALL_ENDED, CALL_CUT))
 
 
@@ -149,15 +149,44 @@ class DeltaStream(Incoming[Event], Generation):
         """Whether the worker has answered without an error."""
         return self._failure is None and self._final.done() and self._final.exception() is None
 
-    def take(self, deltas: Deltas, at: int, now_ns: int) -> None:
-        """Entry `at` of `deltas` has arrived."""
+    def take_text(
+        self,
+        kind: int,
+        choice: int,
+        text: str,
+        tokens: int,
+        ids: bytes,
+        now_ns: int,
+        logprobs: list[TokenLogprob] | None = None,
+    ) -> None:
+        """A piece of text has arrived, with the `ids` that its entry brings."""
         if self._failure is not None:
             # NOTE: another run tells the same again.
             return
+        progress = self._progress
+        if progress.gap is not None:
+            progress.gap.ended(now_ns)
+        if ids:
+            progress.take(choice, ids)
+        self.answering = progress.has_text = True
+        self._pace.step(choice, tokens, now_ns)
+        self._waiting.append((Text if kind == TEXT else Reasoning)(choice, text, tokens, logprobs))
+        self._waiting_nbytes += nbytes_of(text, logprobs)
+        self._wake()
+
+    def take(self, deltas: Deltas, at: int, now_ns: int) -> None:
+        """Entry `at` of `deltas` has arrived."""
         kind, choice = deltas.kinds[at], deltas.choices[at]
+        ids = deltas.written[at] if deltas.written else b""
+        if kind in TEXT_KINDS:
+            text, tokens, logprobs = deltas.texts[at], deltas.tokens[at], deltas.logprobs.get(at)
+            self.take_text(kind, choice, text, tokens, ids, now_ns, logprobs)
+            return
+        if self._failure is not None:
+            return
         if (gap := self._progress.gap) is not None:
             self._time(gap, kind, deltas.starts.get(at), now_ns)
-        if deltas.written and (ids := deltas.written[at]):
+        if ids:
             self._progress.take(choice, ids)
         if kind == QUEUED:
             start = deltas.starts[at]
@@ -173,13 +202,6 @@ class DeltaStream(Incoming[Event], Generation):
         elif kind == PROMPT:
             self._take_prompt(deltas.texts[at], deltas.prompts.get(at, []))
             self._pace.heard(now_ns)
-        elif make := _PIECES.get(kind):
-            text, tokens = deltas.texts[at], deltas.tokens[at]
-            self.answering = self._progress.has_text = True
-            self._pace.step(choice, tokens, now_ns)
-            logprobs = deltas.logprobs.get(at)
-            self._waiting.append(make(choice, text, tokens, logprobs))
-            self._waiting_nbytes += nbytes_of(text, logprobs)
         elif kind == HELD:
             self._pace.held(now_ns)
             return
@@ -433,6 +455,9 @@ class LocalGeneration(Generation):
 
     def _untold(self, events: list[Event]) -> list[Event]:
         """`events` without what an earlier run has told."""
+        if not isinstance(events[0], _FIRST):
+            # PERF: most lists. What comes before all choices is at the begin of the first lists of a run.
+            return events
         fresh: list[Event] = []
         for event in events:
             if isinstance(event, Prompted):

@@ -105,8 +105,8 @@ class Progress:
         self._seed = random.getrandbits(63) if past is None else past.mark.seed
         self._ids = [bytearray() for _ in range(call.n)]
         self._ended = [False] * call.n
-        self._fresh = [0] * call.n
-        """Tokens of the present run whose ids are known."""
+        self._before = [0] * call.n
+        """Bytes of ids that runs before the present one have brought."""
         self._marked = [0] * call.n
         """Bytes of ids that a mark has told."""
         if past is not None:
@@ -142,16 +142,15 @@ class Progress:
     @property
     def has_passed(self) -> bool:
         """Whether the present run has gone beyond the place at which the worker before died."""
-        choices = zip(self._ids, self._ended, self._fresh, strict=True)
-        return any(self._fresh) and all(
-            ended or fresh >= TRIAL_TOKENS for ids, ended, fresh in choices if ids
-        )
+        fresh = [(len(ids) - before) // 4 for ids, before in zip(self._ids, self._before, strict=True)]
+        choices = zip(self._ids, self._ended, fresh, strict=True)
+        return any(fresh) and all(ended or count >= TRIAL_TOKENS for ids, ended, count in choices if ids)
 
     def written(self) -> Written | None:
         """What the next worker is sent; None if nobody could carry on its text."""
         if not self._keeps:
             return None
-        self._fresh = [0] * len(self._ids)
+        self._before = [len(ids) for ids in self._ids]
         if not self.has_begun:
             return Written(self._seed)
         return Written(self._seed, [bytes(ids) for ids in self._ids], list(self._ended), self.weights)
@@ -168,7 +167,6 @@ class Progress:
         """Ids of further tokens of a choice have arrived, with the text of these."""
         if self._keeps and self._kept.take(len(ids)):
             self._ids[choice] += ids
-            self._fresh[choice] += len(ids) // 4
         else:
             self.drop()
 

@@ -25,7 +25,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -147,9 +147,10 @@ def _joined(events: Iterable[Event]) -> list[Event]:
         ):
             joined.append(event)
         elif isinstance(last, Arguments) or isinstance(event, Arguments):
-            joined[-1] = replace(last, text=last.text + event.text)
+            joined[-1] = msgspec.structs.replace(last, text=last.text + event.text)
         else:
-            joined[-1] = replace(last, text=last.text + event.text, tokens=last.tokens + event.tokens)
+            text, tokens = last.text + event.text, last.tokens + event.tokens
+            joined[-1] = msgspec.structs.replace(last, text=text, tokens=tokens)
     return joined
 
 

@@ -85,7 +85,7 @@ def messages(name: str, text: str, known: int = 0) -> Iterator[list[Emission]]:
     for token in tokens[known:]:
         untold.append(token)
         if emitted := output.push(token, None):
-            emitted[-1] = emitted[-1]._replace(written=untold.tobytes())
+            emitted[-1].written = untold.tobytes()
             untold = array("I")
             yield emitted
     yield output.finish("stop")

@@ -48,7 +48,7 @@ class Bench:
         self.check(spans)
         for span in spans:
             chooses = span.chooses
-            self.scheduler.launched(span)
+            self.scheduler.launched(span, span.chooses)
             self.scheduler.landed(span, chooses)
             if chooses:
                 span.sequence.tokens.append(1)

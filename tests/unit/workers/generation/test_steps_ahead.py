@@ -271,10 +271,10 @@ def test_a_step_that_cannot_be_read_is_computed_again(monkeypatch: pytest.Monkey
         engine.add(request_of(at, prompt_of(at // 2), TOKENS, sampling=sampling, n=1 + at % 2))
     reads, choose = 0, engine._choose
 
-    def breaking(flight: Any) -> Reading:
+    def breaking(*step: Any) -> Any:
         nonlocal reads
         reads += 1
-        found = choose(flight)
+        found = choose(*step)
         if reads % 3 == 0:
             raise Breaks
         return found

@@ -253,7 +253,8 @@ def test_the_log_gives_events_back_with_neighbouring_texts_joined() -> None:
 def test_another_form_of_events_has_another_file() -> None:
     """Whoever changes this list raises the number of the file: rows of an older build would be read as other events."""
     assert store.FILE == "responses-3.db"
-    assert [" ".join((kind.__name__, *kind.__slots__)) for kind in store.KINDS] == [
+    fields = [getattr(kind, "__struct_fields__", None) or kind.__slots__ for kind in store.KINDS]
+    assert [" ".join((kind.__name__, *names)) for kind, names in zip(store.KINDS, fields, strict=True)] == [
         "Started prompt_tokens cached_tokens",
         "Text choice text tokens logprobs",
         "Reasoning choice text tokens logprobs",
