@@ -120,10 +120,10 @@ def uses_tls(cluster: Cluster) -> bool:
 def secrets_of(cluster: Cluster) -> dict[str, str]:
     """Arguments of nats-py's `connect` that prove who connects: user and password, token, or user_credentials (a path).
 
-    Raises `ConfigError` for a file that cannot be read or is empty.
+    Raises `ConfigError` for a file that cannot be read, is empty or lacks a part, and for a missing extra.
     """
     if cluster.credentials_file:
-        _read("credentials_file", cluster.credentials_file)
+        _check_credentials(cluster.credentials_file)
         return {"user_credentials": cluster.credentials_file}
     if cluster.token_file:
         return {"token": _first_line("token_file", cluster.token_file)}
@@ -158,6 +158,17 @@ def tls_of(cluster: Cluster, *, serves: bool = False) -> ssl.SSLContext | None:
         why = getattr(error, "strerror", None) or getattr(error, "reason", None) or "no certificates"
         raise ConfigError(f"cluster.tls_ca_file, tls_cert_file, tls_key_file ({files}): {why}") from None
     return context
+
+
+def _check_credentials(path: str) -> None:
+    """Raise `ConfigError` for a credentials file without a JWT or a seed, with which nats-py would look without end."""
+    lines = _read("credentials_file", path).splitlines()
+    for part in ("NATS USER JWT", "USER NKEY SEED"):
+        begins = next((number for number, line in enumerate(lines) if f"BEGIN {part}" in line), len(lines))
+        if not "".join(lines[begins + 1 : begins + 2]).strip(" -"):
+            raise ConfigError(f"cluster.credentials_file: {path} has no line below BEGIN {part}")
+    if importlib.util.find_spec("nkeys") is None:
+        raise ConfigError(f"cluster.credentials_file needs {extras.needed('cluster')}")
 
 
 def _first_line(setting: str, path: str) -> str:

@@ -107,6 +107,35 @@ def test_plain_text_and_open_doors_are_for_loopback_only(
     brokers.check(settings_of(urls=away, tls_ca_file=own, tls_cert_file=own, tls_key_file=key))
 
 
+CREDENTIALS = """-----BEGIN NATS USER JWT-----
+eyJ0eXAi.a.b
+------END NATS USER JWT------
+
+-----BEGIN USER NKEY SEED-----
+SUAHIDDEN
+------END USER NKEY SEED------
+"""
+
+
+@pytest.mark.parametrize(
+    ("without", "names"),
+    [
+        ("BEGIN NATS USER JWT", "BEGIN NATS USER JWT"),
+        ("eyJ0eXAi.a.b", "BEGIN NATS USER JWT"),
+        ("BEGIN USER NKEY SEED", "BEGIN USER NKEY SEED"),
+        ("SUAHIDDEN", "BEGIN USER NKEY SEED"),
+    ],
+)
+def test_a_credentials_file_without_a_part_is_refused_by_the_name_of_the_part(
+    tmp_path: Path, without: str, names: str
+) -> None:
+    file = tmp_path / "credentials"
+    file.write_text(CREDENTIALS.replace(without, ""))
+    with pytest.raises(ConfigError, match=rf"cluster\.credentials_file: .*{names}") as refused:
+        brokers.secrets_of(settings_of(credentials_file=str(file)).cluster)
+    assert "HIDDEN" not in str(refused.value)
+
+
 def test_secrets_are_read_from_files_and_stand_in_no_setting(tmp_path: Path) -> None:
     file = tmp_path / "secret"
     file.write_text(" hidden \nsecond line\n")
@@ -114,6 +143,7 @@ def test_secrets_are_read_from_files_and_stand_in_no_setting(tmp_path: Path) -> 
     assert brokers.secrets_of(with_user.cluster) == {"user": "gateway", "password": "hidden"}
     assert "hidden" not in repr(with_user)
     assert brokers.secrets_of(settings_of(token_file=str(file)).cluster) == {"token": "hidden"}
+    file.write_text(CREDENTIALS)
     creds = settings_of(credentials_file=str(file)).cluster
     assert brokers.secrets_of(creds) == {"user_credentials": str(file)}
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
 import os
+import secrets
 import shutil
 import subprocess
 import threading
@@ -11,6 +14,7 @@ from pathlib import Path
 from urllib.parse import urlparse
 
 import nats
+import nkeys
 import pytest
 import uvloop
 from nats.aio.client import Client, Srv
@@ -275,3 +279,67 @@ def test_a_slow_consumer_that_the_broker_has_left_comes_back(tmp_path: Path) -> 
             thread.join(60)
         assert not thread.is_alive()
         loop.close()
+
+
+def jwt(signs: nkeys.KeyPair, subject: nkeys.KeyPair, name: str, kind: str, **claims: object) -> str:
+    """A token of NATS about `subject`, signed by `signs`."""
+
+    def part(value: object) -> str:
+        return base64.urlsafe_b64encode(json.dumps(value).encode()).decode().rstrip("=")
+
+    body = {
+        "jti": name,
+        "iat": 1_700_000_000,
+        "iss": signs.public_key.decode(),
+        "sub": subject.public_key.decode(),
+        "name": name,
+        "nats": {"type": kind, "version": 2, **claims},
+    }
+    signed = f"{part({'typ': 'JWT', 'alg': 'ed25519-nkey'})}.{part(body)}"
+    return f"{signed}.{base64.urlsafe_b64encode(signs.sign(signed.encode())).decode().rstrip('=')}"
+
+
+def key_pair(prefix: int) -> nkeys.KeyPair:
+    """A new key of the kind that `prefix` says."""
+    return nkeys.from_seed(nkeys.encode_seed(secrets.token_bytes(32), prefix))
+
+
+def test_a_credentials_file_proves_who_connects(tmp_path: Path) -> None:
+    operator, account, user = map(
+        key_pair, (nkeys.PREFIX_BYTE_OPERATOR, nkeys.PREFIX_BYTE_ACCOUNT, nkeys.PREFIX_BYTE_USER)
+    )
+    limits = {"subs": -1, "data": -1, "payload": -1, "imports": -1, "exports": -1, "conn": -1, "leaf": -1}
+    own_account = jwt(operator, account, "account", "account", limits=limits)
+    more = f"""
+        operator: {jwt(operator, operator, "operator", "operator")}
+        resolver: MEMORY
+        resolver_preload: {{ {account.public_key.decode()}: {own_account} }}
+    """
+    file = tmp_path / "credentials"
+    with broker(tmp_path, jetstream=False, more=more) as one:
+
+        def write(signs: nkeys.KeyPair) -> None:
+            token = jwt(signs, user, "user", "user", subs=-1, data=-1, payload=-1)
+            file.write_text(
+                f"-----BEGIN NATS USER JWT-----\n{token}\n------END NATS USER JWT------\n\n"
+                f"-----BEGIN USER NKEY SEED-----\n{user.seed.decode()}\n------END USER NKEY SEED------\n"
+            )
+
+        async def scene() -> None:
+            end = Broker(Cluster(urls=(one.url,), credentials_file=str(file)), "test")
+            end.start()
+
+            async def refused() -> bool:
+                return "authentication error" in one.log.lower() and not end.up
+
+            async def joined() -> bool:
+                return end.up
+
+            await eventually(refused, "a refusal of a token that the user signed")
+            # The file is read at every connect.
+            write(account)
+            await eventually(joined, "the broker")
+            await end.close()
+
+        write(user)
+        asyncio.run(scene())
