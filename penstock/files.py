@@ -168,7 +168,7 @@ def print_list(config: Settings, options: argparse.Namespace) -> int:
     if options.json:
         print(terminal.as_json(rows))
     else:
-        print("\n".join(_fitted([_HEAD, *map(_cells, rows)])))
+        print("\n".join(fitted([_HEAD, *map(_cells, rows)])))
     return 0
 
 
@@ -214,7 +214,7 @@ def _matches(entry: ModelEntry, words: Sequence[str]) -> bool:
     return all(word.lower() in text for word in words)
 
 
-def _fitted(rows: list[tuple[str, ...]]) -> list[str]:
+def fitted(rows: list[tuple[str, ...]]) -> list[str]:
     """The lines of the table; on a terminal long names and lists of outputs lose their middle, so that a line fits."""
     lines, width = terminal.table(rows), shutil.get_terminal_size().columns
     if not sys.stdout.isatty() or max(map(len, lines)) <= width:
@@ -244,9 +244,14 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
         str(row["max_sequence_length"] or "-"),
         "yes" if row["served"] else "no",
         decimal_size(row["disk_bytes"]),
-        _SHORT.get(row["precision"], row["precision"]) or "-",
+        short_precision(row["precision"]),
         decimal_size(row["memory_bytes"]),
     )
+
+
+def short_precision(precision: str | None) -> str:
+    """A precision as tables show it, such as `bf16`; `-` for none."""
+    return _SHORT.get(precision or "", precision) or "-"
 
 
 def decimal_size(nbytes: int | None) -> str:

@@ -11,10 +11,11 @@ from typing import Any
 import msgspec
 
 from ipc.errors import PenstockError
-from penstock import target, terminal
+from penstock import files, target, terminal
 
 _ASK_S = 10.0
-_HEAD = ("MODEL", "OUTPUTS", "DIMS", "LENGTH", "STATE")
+_HEAD = ("MODEL", "OUTPUTS", "DIMS", "LENGTH", "STATE", "AS", "WEIGHTS", "CACHE")
+_MEMORY = ("precision", "weight_bytes", "cache_bytes", "cache_tokens")
 _CHAT = "chat"
 
 
@@ -23,10 +24,18 @@ class NotTold(PenstockError):
 
 
 class Listed(msgspec.Struct):
-    """A model in the form of OpenAI. Only models that generate text say how they are shown `tools`, once loaded."""
+    """A model in the form of OpenAI. Only models that generate text say how they are shown `tools`, once loaded.
+
+    Models that generate text also say in which `precision` their weights are, the bytes of weights and of the cache of
+    keys and values, and how many tokens fit this cache.
+    """
 
     id: str
     tools: str | None = None
+    precision: str | None = None
+    weight_bytes: int | None = None
+    cache_bytes: int | None = None
+    cache_tokens: int | None = None
 
 
 class Served(msgspec.Struct):
@@ -59,16 +68,18 @@ def print_list(
         raise NotTold(
             f"{url} answers /v1/models with no list of models: is it a server of Penstock?"
         ) from None
-    chats = {listed.id for listed in answer.data if listed.tools is not None}
+    listed = {each.id: each for each in answer.data}
     rows = []
     for model in answer.models:
-        outputs = [*model.outputs, *([_CHAT] if model.name in chats else ())]
+        one = listed.get(model.name) or Listed(model.name)
+        outputs = [*model.outputs, *([_CHAT] if one.tools is not None else ())]
         text = " ".join((model.name, *outputs)).lower()
         if output in (None, *outputs) and all(word.lower() in text for word in words):
-            rows.append({**msgspec.structs.asdict(model), "outputs": outputs})
+            memory = {name: getattr(one, name) for name in _MEMORY}
+            rows.append({**msgspec.structs.asdict(model), "outputs": outputs, **memory})
     count = f"{len(rows)} models" if len(rows) != 1 else "1 model"
     print(f"penstock: {count} of the server at {url}", file=sys.stderr)
-    print(terminal.as_json(rows) if as_json else "\n".join(terminal.table([_HEAD, *map(_cells, rows)])))
+    print(terminal.as_json(rows) if as_json else "\n".join(files.fitted([_HEAD, *map(_cells, rows)])))
     return 0
 
 
@@ -79,6 +90,9 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
         str(next(iter(row["dims"].values()), "-")),
         str(row["max_sequence_length"] or "-"),
         row["state"],
+        files.short_precision(row["precision"]),
+        files.decimal_size(row["weight_bytes"]),
+        files.decimal_size(row["cache_bytes"]),
     )
 
 

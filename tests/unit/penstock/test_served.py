@@ -19,7 +19,17 @@ from penstock.cli import main
 from tests.harness.server import free_port, wait_until
 
 MODELS = {
-    "data": [{"id": "org/chat", "tools": "none"}, {"id": "org/dense"}],
+    "data": [
+        {
+            "id": "org/chat",
+            "tools": "none",
+            "precision": "bfloat16",
+            "weight_bytes": 269_000_000,
+            "cache_bytes": 1_500_000_000,
+            "cache_tokens": 65_536,
+        },
+        {"id": "org/dense"},
+    ],
     "models": [
         {"name": "org/chat", "state": "loaded", "outputs": [], "max_sequence_length": 8192},
         {"name": "org/dense", "state": "available", "outputs": ["dense"], "dims": {"dense": 384}},
@@ -65,8 +75,13 @@ def test_the_models_of_a_server_are_listed_by_url_and_by_port(
 ) -> None:
     assert main(["list", "--url", url]) == 0
     printed = capsys.readouterr()
-    assert printed.out.splitlines()[1].split() == ["org/chat", "chat", "-", "8192", "loaded"]
-    assert printed.out.splitlines()[2].split() == ["org/dense", "dense", "384", "-", "available"]
+    assert printed.out.splitlines()[1].split() == [
+        *("org/chat", "chat", "-", "8192", "loaded"),
+        *("bf16", "269", "MB", "1.5", "GB"),
+    ]
+    assert printed.out.splitlines()[2].split() == [
+        *("org/dense", "dense", "384", "-", "available", "-", "-", "-"),
+    ]
     assert "2 models of the server" in printed.err
     for words in (["DENSE"], ["--output", "dense"]):
         assert main(["models", "list", *words, "--port", url.rpartition(":")[2], "--json"]) == 0
