@@ -12,7 +12,6 @@ from benchmarks.gpu import Part
 from tests.fakes.forking import Forking
 
 
-@pytest.mark.long
 def test_all_parts_run_and_are_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "RESULTS", tmp_path)
     monkeypatch.setattr(gpu, "subprocess", Forking)

@@ -30,6 +30,8 @@ def settings(tmp_path: Path, listener: socket.socket) -> Settings:
         "PENSTOCK_RUN__DIR": str(tmp_path),
         "PENSTOCK_RUN__INSTANCE": "one",
         "PENSTOCK_SERVER__BIND": bind,
+        # The default port of gRPC may be another program's.
+        "PENSTOCK_GRPC__ENABLED": "false",
     }
     return load(environ=environ)
 
