@@ -5,12 +5,14 @@
 2. What the box cannot take is refused with the reason, and the other models go on: an adapter that no model of the
    box's own files has, a model or a name of the box's own catalog with other content, a file that cannot be written.
 3. The box tells the digest of the models that its workers serve as they are configured, and what it refused.
-4. Files outlive the bridge, and the loss of all brokers. A file goes when a bucket lacks its model.
+4. Files outlive the bridge, and the loss of all brokers. A file goes when a bucket lacks its model; files stay while
+   there is no bucket.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
@@ -35,6 +37,8 @@ log = logging.getLogger(__name__)
 
 AGAIN_S = 30.0
 """Refused models are tried again so often: the files of the box may have changed."""
+MOST_REFUSED = 256
+"""Refusals that a box tells: its row has to fit into a message."""
 
 
 class ConfiguredModels:
@@ -78,7 +82,8 @@ class ConfiguredModels:
                 for found in (wire.content_of(entry),)
             }
             self._digest, self._told = wire.digest_of(contents), now
-        return BoxConfigs(self._followed.revision, self._digest, self._refused)
+        refused = dict(itertools.islice(self._refused.items(), MOST_REFUSED))
+        return BoxConfigs(self._followed.revision, self._digest, refused)
 
     async def _run(self) -> None:
         while True:
@@ -93,7 +98,7 @@ class ConfiguredModels:
     async def apply(self) -> None:
         """Write what is known now."""
         known = {each.model: each for each in self._followed.values.values()}
-        if not known and not self._root.exists():
+        if not known and not (self._followed.is_there and self._root.exists()):
             return
         before = self._refused, self._given
         # NOTE: files of a catalog are read and written, which would hold up the event loop.

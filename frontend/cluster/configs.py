@@ -60,6 +60,24 @@ class BundleView:
     boxes: dict[str, wire.BoxConfigs | None] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A configuration, and its model with its content; None where this version cannot read the model."""
+
+    configuration: Configuration
+    entry: ModelEntry | None = None
+    content: wire.Content | None = None
+
+
+def _known(configuration: Configuration) -> _Known:
+    try:
+        entry = wire.entry_of(configuration)
+    except ConfigRefused:
+        # A newer gateway wrote it: boxes of that version serve the model, and tell its entry.
+        return _Known(configuration)
+    return _Known(configuration, entry, wire.content_of(entry))
+
+
 class ClusterConfigs(Configs):
     """See `frontend.engine.interface.Configs`."""
 
@@ -68,6 +86,7 @@ class ClusterConfigs(Configs):
         self._kept, self._keys = Kept(broker, names.configs), Kept(broker, names.config_keys, KEYS_S)
         self._followed = Followed(broker, self._kept, wire.read_configuration)
         self._followed.on_change = self._changed
+        self._known: dict[str, _Known] = {}
         self._entries: dict[str, ModelEntry] = {}
         """Models by id, of the configurations that this version can read."""
         self._contents: dict[str, wire.Content] = {}
@@ -93,17 +112,17 @@ class ClusterConfigs(Configs):
         }
 
     def _changed(self) -> None:
-        known = {each.model: each for each in self._followed.values.values()}
-        entries: dict[str, ModelEntry] = {}
-        for model, configuration in known.items():
-            try:
-                entries[model] = wire.entry_of(configuration)
-            except ConfigRefused:
-                # A newer gateway wrote it: boxes of that version serve the model, and tell its entry.
-                continue
-        self._entries = entries
-        self._contents = {model: wire.content_of(entry) for model, entry in entries.items()}
-        self._models.configure(entries)
+        # PERF: a model takes a quarter of a millisecond, so only what came anew is read.
+        self._known = {
+            key: known
+            if (known := self._known.get(key)) is not None and known.configuration is each
+            else _known(each)
+            for key, each in self._followed.values.items()
+        }
+        readable = [known for known in self._known.values() if known.entry is not None]
+        self._entries = {known.configuration.model: known.entry for known in readable if known.entry}
+        self._contents = {known.configuration.model: known.content for known in readable if known.content}
+        self._models.configure(self._entries)
 
     def _check_read(self) -> None:
         if not self._followed.is_read:

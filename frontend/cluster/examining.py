@@ -168,7 +168,12 @@ async def _ports(url: str, options: dict[str, object], cluster: Cluster) -> list
         await _listening(found)
     if not found:
         return [(True, "transfer ports: no gateway and no box tells one; large bytes go through the brokers")]
-    return [await _port(address, who, cluster) for address, who in sorted(found.items())]
+    return await _tried(found, cluster)
+
+
+async def _tried(found: dict[str, str], cluster: Cluster) -> list[Finding]:
+    """All ports at once, since one that does not answer takes `TIMEOUT_S`."""
+    return await asyncio.gather(*(_port(address, who, cluster) for address, who in sorted(found.items())))
 
 
 async def _port(address: str, who: str, cluster: Cluster) -> Finding:
@@ -178,7 +183,8 @@ async def _port(address: str, who: str, cluster: Cluster) -> Finding:
             raise OSError("no address")
         async with asyncio.timeout(TIMEOUT_S):
             _, writer = await asyncio.open_connection(*where, ssl=brokers.tls_of(cluster))
-    except (OSError, TimeoutError) as error:
+    except (OSError, TimeoutError, UnicodeError) as error:
+        # NOTE: a name that cannot be asked for, as `a..b`, is an error of its encoding.
         why = str(error) or "no answer"
         return False, f"transfer port {address} of {who}: cannot be reached from this host: {why}"
     writer.transport.abort()

@@ -105,10 +105,12 @@ class Followed(Generic[T]):
         self.revisions: dict[str, int] = {}
         self.is_read = False
         """Whether the brokers have told once what the bucket has, also that there is none."""
+        self.is_there = False
+        """Whether there was a bucket when it was last read whole."""
         self.failures = self.changes = self.unreadable = 0
         """How often the bucket could not be read, and how many values came anew or could not be read."""
         self.on_change: Callable[[], None] = lambda: None
-        """Called after values came, changed or went."""
+        """Called once after each reading in which values came, changed or went, and after each `take`."""
         self._heard: set[str] = set()
         self._all, self._wanted, self._seldom = True, asyncio.Event(), Seldom(log)
         broker.listen(f"$KV.{kept.name}.>", self._hear)
@@ -133,21 +135,26 @@ class Followed(Generic[T]):
         look_again(look)
 
     def take(self, key: str, data: bytes, revision: int) -> None:
-        """A value is known to be kept with this revision: written here, or read."""
+        """A value is known to be kept with this revision, as it was written here."""
+        if self._taken(key, data, revision):
+            self.on_change()
+
+    def _taken(self, key: str, data: bytes, revision: int) -> bool:
         if revision <= self.revisions.get(key, 0):
-            return
+            return False
         value = readable(self._decode, data, self._seldom, f"a value of {self._kept.name} was passed over")
         if value is None:
             self.unreadable += 1
-            return
+            return False
         self.changes += 1
         self.values[key], self.revisions[key] = value, revision
-        self.on_change()
+        return True
 
-    def _drop(self, keys: set[str]) -> None:
-        for key in keys & self.values.keys():
+    def _dropped(self, keys: set[str]) -> bool:
+        gone = keys & self.values.keys()
+        for key in gone:
             del self.values[key], self.revisions[key]
-            self.on_change()
+        return bool(gone)
 
     async def run(self, broker: Broker) -> None:
         """Follow the bucket for ever."""
@@ -158,15 +165,7 @@ class Followed(Generic[T]):
         heard, self._heard = self._heard, set()
         whole, self._all = self._all or not heard, False
         try:
-            if whole:
-                await self._read_all()
-            else:
-                for key in heard:
-                    data, revision = await self._kept.read(key)
-                    if data is not None:
-                        self.take(key, data, revision)
-                    elif revision:
-                        self._drop({key})
+            await (self._read_all() if whole else self._read(heard))
         except LOST as error:
             self._all = True
             self.failures += 1
@@ -175,13 +174,27 @@ class Followed(Generic[T]):
         self._seldom.over(failed)
         return True
 
+    async def _read(self, keys: set[str]) -> None:
+        is_other = False
+        try:
+            for key in keys:
+                data, revision = await self._kept.read(key)
+                if data is not None:
+                    is_other |= self._taken(key, data, revision)
+                elif revision:
+                    is_other |= self._dropped({key})
+        finally:
+            if is_other:
+                self.on_change()
+
     async def _read_all(self) -> None:
         bucket = await self._kept.found()
+        self.is_there = bucket is not None
         if bucket is None:
             # What was known stays: brokers that lost their disks do not undo what was configured.
             self._told()
             return
-        found = dict[str, tuple[bytes, int]]()
+        found, before, newest = dict[str, tuple[bytes, int]](), dict(self.revisions), self.revision
         watcher = await bucket.watchall()
         try:
             async with asyncio.timeout(10 * TIMEOUT_S):
@@ -192,15 +205,15 @@ class Followed(Generic[T]):
                         found[entry.key] = entry.value or b"", entry.revision or 0
         finally:
             await watcher.stop()  # type: ignore[no-untyped-call]
-        if found and max(revision for _, revision in found.values()) < self.revision:
+        if found and max(revision for _, revision in found.values()) < newest:
             # The bucket was made anew under its name, and counts from 1 again.
-            self.revisions = dict.fromkeys(self.revisions, 0)
-        for key, (data, revision) in found.items():
-            self.take(key, data, revision)
-        self._drop(self.values.keys() - found.keys())
-        self._told()
+            before = self.revisions = dict.fromkeys(self.revisions, 0)
+        came = [self._taken(key, data, revision) for key, (data, revision) in found.items()]
+        # A value that was written here during the reading may be newer than what was read.
+        gone = {key for key in before.keys() - found.keys() if self.revisions.get(key) == before[key]}
+        self._told(self._dropped(gone) or any(came))
 
-    def _told(self) -> None:
-        if not self.is_read:
+    def _told(self, is_other: bool = False) -> None:
+        if is_other or not self.is_read:
             self.is_read = True
             self.on_change()

@@ -119,6 +119,28 @@ def test_transfer_ports_that_this_host_reaches_and_does_not_reach_are_told(
     assert not fine and text.startswith(f"transfer port {lacking} of box a: cannot be reached"), text
 
 
+def test_ports_are_tried_at_once_and_an_address_that_is_none_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that nobody can ask for is an answer, beside ports that all wait for one another."""
+    peers = 8
+    all_wait = asyncio.Barrier(peers)
+    connect = asyncio.open_connection
+
+    async def wait(host: str, port: int, **more: Any) -> Any:
+        await all_wait.wait()
+        return await connect("a" * 64 + ".example" if port == 1 else "127.0.0.1", port, **more)
+
+    monkeypatch.setattr(asyncio, "open_connection", wait)
+    cluster = load(flags={"cluster.urls": "nats://127.0.0.1:1"}, environ={}).cluster
+    with socket.create_server(("127.0.0.1", 0)) as there:
+        port = there.getsockname()[1]
+        found = {f"host{number}:{port}": f"box b{number}" for number in range(peers - 1)} | {
+            "odd:1": "box odd"
+        }
+        told = asyncio.run(examining._tried(found, cluster))
+    assert [fine for fine, _ in told] == [True] * (peers - 1) + [False]
+    assert told[-1][1].startswith("transfer port odd:1 of box odd: cannot be reached from this host: ")
+
+
 def test_status_shows_the_bridge_of_a_box_and_a_gateway_without_workers(tmp_path: Path) -> None:
     with broker(tmp_path / "broker") as one:
         with box(tmp_path / "a", "a", [one.url]) as a:

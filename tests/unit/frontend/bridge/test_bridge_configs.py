@@ -6,15 +6,25 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 
-from frontend.bridge.configs import ConfiguredModels
+from frontend.bridge.configs import MOST_REFUSED, ConfiguredModels
 from frontend.cluster.broker import Broker
 from ipc.catalog.entries import Catalog
 from ipc.catalog.reading import load_served
 from ipc.settings import Settings, load
-from ipc.wire.cluster_configs import VERSION, Configuration, content_of, digest_of, encode, entry_of, key_of
+from ipc.wire.cluster_configs import (
+    MOST_REFUSAL,
+    VERSION,
+    Configuration,
+    content_of,
+    digest_of,
+    encode,
+    entry_of,
+    key_of,
+)
 from ipc.wire.cluster_names import Names
 
 OWN = """
@@ -58,10 +68,13 @@ class Stage:
         flags = {"catalog.dirs": str(own), "run.dir": str(root / "run"), "cluster.urls": "nats://127.0.0.1:1"}
         self.settings = load(None, flags | more, environ={})
         self.settings.paths.root.mkdir()
-        self.workers = Workers()
+        self.workers, self.revision = Workers(), 0
+        self.begin()
+
+    def begin(self) -> None:
+        """A life of the bridge begins."""
         broker = Broker(self.settings.cluster, "test")
         self.one = ConfiguredModels(self.settings, broker, Names(), self.workers)  # type: ignore[arg-type]
-        self.revision = 0
 
     async def apply(self, *configurations: Configuration) -> None:
         """The bucket has these, and the box has written its files."""
@@ -71,7 +84,7 @@ class Stage:
         for each in configurations:
             self.revision += 1
             followed.take(key_of(each.model), encode(each), self.revision)
-        followed.is_read = True
+        followed.is_read = followed.is_there = True
         followed.on_change()
         await self.one.apply()
 
@@ -139,6 +152,32 @@ def test_a_model_that_the_box_has_alike_needs_no_file(stage: Stage) -> None:
         stage.workers.serve(stage.settings)
         assert stage.files() == {} and not stage.one.told().refused
         assert stage.one.told().digest == digest_of({"acme/own": content_of(entry_of(made))})
+
+    asyncio.run(scene())
+
+
+def test_files_stay_while_there_is_no_bucket_also_for_the_next_life_of_the_bridge(stage: Stage) -> None:
+    async def scene() -> None:
+        await stage.apply(configuration("acme/new"))
+        before = stage.files()
+        stage.begin()
+        stage.one._followed._told()
+        await stage.one.apply()
+        assert stage.files() == before, "brokers that lost their disks"
+        await stage.apply()
+        assert before and stage.files() == {}, "a bucket without the model"
+
+    asyncio.run(scene())
+
+
+def test_refusals_of_many_models_leave_the_row_of_the_box_small(tmp_path: Path) -> None:
+    async def scene() -> None:
+        stage = Stage(tmp_path, **{"catalog.watch": False})
+        await stage.apply(*(configuration(f"acme/{number}") for number in range(MOST_REFUSED + 44)))
+        refused = stage.one.told().refused
+        assert len(refused) == MOST_REFUSED
+        longest = dict.fromkeys((f"{number:0200}" for number in range(MOST_REFUSED)), "x" * MOST_REFUSAL)
+        assert len(msgspec.msgpack.encode(longest)) < 128 << 10
 
     asyncio.run(scene())
 

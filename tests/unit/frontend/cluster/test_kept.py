@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from nats.js.errors import KeyWrongLastSequenceError
+from nats.js.kv import KeyValue
 
 from frontend.cluster.broker import Broker
 from frontend.cluster.kept import Followed, Kept
@@ -106,13 +108,37 @@ def test_a_value_that_cannot_be_read_is_passed_over_and_counted(tmp_path: Path) 
     on_broker(tmp_path, scene)
 
 
+def test_a_value_that_is_written_while_the_bucket_is_read_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(one: Process, two: Process) -> None:
+        await one.kept.write("a", b"x", 0)
+        await until(lambda: one.followed.values == {"a": "x"})
+        # From here on this test reads alone.
+        assert one.task is not None
+        one.task.cancel()
+        one.followed._begin()
+        stop = KeyValue.KeyWatcher.stop
+
+        async def write_and_stop(watcher: Any) -> None:
+            monkeypatch.setattr(KeyValue.KeyWatcher, "stop", stop)
+            one.followed.take("b", b"y", await one.kept.write("b", b"y", 0))
+            await stop(watcher)
+
+        monkeypatch.setattr(KeyValue.KeyWatcher, "stop", write_and_stop)
+        assert await one.followed._look()
+        assert one.told[-1] == one.followed.values == {"a": "x", "b": "y"}
+
+    on_broker(tmp_path, scene)
+
+
 def test_a_process_that_begins_later_reads_the_whole_bucket(tmp_path: Path) -> None:
     async def scene(one: Process, two: Process) -> None:
         for word in ("a", "b", "c"):
             await one.kept.write(word, word.encode(), 0)
         late = Process(two.broker.client.servers[0].geturl())
         await late.start()
-        assert late.followed.values == {"a": "a", "b": "b", "c": "c"}
+        assert late.told == [late.followed.values] == [{"a": "a", "b": "b", "c": "c"}], "told once"
         assert late.task is not None
         late.task.cancel()
         await late.broker.close()
