@@ -165,10 +165,17 @@ class QuickClient(Client):
         ):
             if task is not None:
                 task.cancel()
+        for subscription in self._subs.values():
+            # Each one with a callback, as that of the answers to requests, has a task that waits for messages.
+            subscription._stop_processing()
         if isinstance(self._transport, ClosableTransport):
             self._transport.abort()
 
     async def _close(self, status: int, do_cbs: bool = True) -> None:
+        if self._flush_queue is None:
+            # The library would fail for a client that never began to connect.
+            self.discard()
+            return
         # What waits cannot be written to a connection that ends, and the error would keep the library from its end.
         self._pending, self._pending_data_size = [], 0
         await super()._close(status, do_cbs)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import uvloop
 from nats.aio.client import Srv
+from nats.aio.msg import Msg
 from nats.errors import FlushTimeoutError
 
 from frontend.cluster import broker as module
@@ -190,6 +191,33 @@ def test_a_client_that_says_that_it_has_closed_is_replaced_though_it_is_connecte
             await one.end._ended()
             await one.again(2)
             assert one.end.client is not first and first.is_closed
+
+    play(scene, caplog)
+
+
+def test_no_task_of_a_client_that_is_replaced_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    async def scene() -> None:
+        async with joined() as one:
+
+            async def drop(message: Msg) -> None:
+                pass
+
+            subscription = await one.end.client.subscribe("there", cb=drop)
+            waiting = subscription._wait_for_msgs_task
+            assert waiting is not None and not waiting.done()
+            await one.end._ended()
+            await one.again(2)
+            assert waiting.done()
+
+    play(scene, caplog)
+
+
+def test_a_connection_is_closed_before_it_began(caplog: pytest.LogCaptureFixture) -> None:
+    async def scene() -> None:
+        end = Broker(Cluster(urls=("nats://127.0.0.1:1",)), "test")
+        end.start()
+        await end.close()
+        assert end.client.is_closed
 
     play(scene, caplog)
 
