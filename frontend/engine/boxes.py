@@ -48,6 +48,13 @@ def boxes_with(model: str, directory: Models) -> list[str]:
     )
 
 
+def _loaded(workers: Iterable[WorkerView]) -> set[str]:
+    """Models that any of these workers has loaded."""
+    return {
+        model for worker in workers for model, status in worker.models.items() if status.state == "loaded"
+    }
+
+
 def known_profiles(configured: Sequence[str], directory: Models) -> list[str]:
     """The machine profiles of the settings, else those of the boxes that take work."""
     if configured:
@@ -139,7 +146,7 @@ class GatewayMeter:
         healthy = sum(box.healthy for box in boxes)
         self._metrics.workers.labels("healthy").set(healthy)
         self._metrics.workers.labels("unhealthy").set(len(boxes) - healthy)
-        self._report_models()
+        self._report_models({box.name for box in boxes if box.healthy}, by_box)
         self._report_demand()
         self._report_boxes(boxes, by_box)
         for what, label, seconds in self._times():
@@ -170,11 +177,13 @@ class GatewayMeter:
             self._metrics.box_queue.labels(*key).set(0), self._metrics.box_memory.labels(*key).set(0)
         self._boxes = seen
 
-    def _report_models(self) -> None:
+    def _report_models(self, healthy: set[str], by_box: Mapping[str, Sequence[WorkerView]]) -> None:
+        # PERF: one look at each worker for all models; a cluster may have thousands of them.
+        ready = Counter(model for box in healthy for model in _loaded(by_box.get(box, ())))
         entries = self._directory.catalog.entries
         models = {entry.id for entry in entries if not isinstance(entry, VersionEntry)}
         for model in models:
-            self._metrics.model_workers.labels(model).set(len(boxes_with(model, self._directory)))
+            self._metrics.model_workers.labels(model).set(ready[model])
         for model in self._models - models:
             # NOTE: the library cannot remove a series that several processes feed.
             self._metrics.model_workers.labels(model).set(0)

@@ -9,7 +9,7 @@ from typing import Any
 from frontend.engine.boxes import DEMAND_S, GatewayMeter
 from frontend.engine.interface import BoxView
 from frontend.scope import Choice
-from ipc.catalog.entries import Catalog
+from ipc.catalog.entries import AdapterSource, Catalog, ModelEntry
 from ipc.metrics.cluster import GatewayMetrics
 
 
@@ -64,6 +64,27 @@ def test_a_request_that_a_box_of_another_profile_served_is_demand() -> None:
     stage.ended("", worker="a/worker-0")
     assert stage.value("demand", "h100", "default") == 1
     assert stage.value("demand", "l4", "default") == stage.value("demand", "", "default") == 0
+
+
+def test_boxes_with_a_model_are_counted_once_each_in_one_look_for_all_models() -> None:
+    looks: list[int] = []
+
+    def worker(box: str, **states: str) -> Any:
+        models = {model: SimpleNamespace(state=state) for model, state in states.items()}
+        return SimpleNamespace(box=box, models=models, device="cpu", stats=None)
+
+    def workers() -> list[Any]:
+        looks.append(1)
+        return [worker("a", m0="loaded", m1="loading"), worker("a", m0="loaded"), worker("gone", m0="loaded")]
+
+    stage = Stage()
+    directory: Any = stage.meter._directory
+    directory.workers = workers
+    entries = tuple(ModelEntry(f"m{number}", AdapterSource()) for number in range(20))
+    directory.catalog.replace(Catalog(entries))
+    stage.meter.report()
+    assert len(looks) == 1
+    assert [stage.value("model_workers", f"m{number}") for number in range(3)] == [1, 0, 0]
 
 
 def test_a_profile_that_only_a_request_names_is_no_label() -> None:
