@@ -63,12 +63,16 @@ def talking(address: Address, turn: str) -> Iterator[Readers]:
         yield readers
 
 
-def measure(address: Address, phase: str, seconds: float, readers: Readers | None) -> Sample:
-    """What the models do in some seconds."""
+def measure(
+    address: Address, phase: str, seconds: float, readers: Readers | None, least_gaps: int = 0
+) -> Sample:
+    """What the models do in some seconds, and until each stream has written `least_gaps` further tokens."""
     streams = readers.streams if readers else []
     begun, before = batches(address, ENCODER), [len(stream.gaps_s) for stream in streams]
     until = time.perf_counter() + seconds
-    while (left_s := until - time.perf_counter()) > 0:
+    while (left_s := until - time.perf_counter()) > 0 or any(
+        len(stream.gaps_s) < at + least_gaps for stream, at in zip(streams, before, strict=True)
+    ):
         if readers:
             readers.look()
         else:
