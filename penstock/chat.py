@@ -31,6 +31,8 @@ _HELP = (
     "/reset forgets the conversation, /exit or Ctrl-D ends, "
     "Ctrl-C stops an answer"
 )
+_LEAST_WRITING_S = 0.1
+"""Tokens that all come in a shorter time than this have no rate that says anything about the model."""
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 
@@ -206,16 +208,21 @@ def _answer(conversation: Conversation, screen: ToolScreen | None, text: str) ->
 
 
 def _speed(usage: dict[str, Any]) -> str:
-    """Tokens, tokens a second and the time to the first token of an answer; empty where the server tells no counts."""
+    """Tokens, tokens a second and the time to the first token of an answer; empty where the server tells no counts.
+
+    The rate is left out where the tokens behind the first came within `_LEAST_WRITING_S`.
+    """
     try:
-        tokens, rate, first_s = (
+        tokens, rate, first_s, writing_s = (
             usage["completion_tokens"],
             float(usage["avg_compl_tok_per_sec"]),
             float(usage["total_prompt_time_sec"]),
+            float(usage["total_completion_time_sec"]),
         )
     except (KeyError, TypeError, ValueError):
         return ""
-    return f"{tokens} tokens, {rate:.1f} tokens/s, the first after {first_s:.2f} s"
+    pace = f"{rate:.1f} tokens/s, " if writing_s >= _LEAST_WRITING_S else ""
+    return f"{tokens} tokens, {pace}the first after {first_s:.2f} s"
 
 
 class _Shown:

@@ -17,7 +17,7 @@ import pytest
 
 from frontend.access import api_keys
 from frontend.access.gate import Gate
-from frontend.engine.events import Finished, Reasoning, Started, Text
+from frontend.engine.events import Ended, Finished, Reasoning, Started, Text
 from ipc.errors import WorkerLost
 from penstock import chat
 from penstock.cli import main
@@ -230,3 +230,14 @@ def test_ctrl_c_ends_an_answer_and_not_the_program(server: RecordedServer) -> No
         assert process.wait(60) == 0
     said = [message["content"] for message in server.engine.calls[1].messages]
     assert said == ["a tale", "Once upon", "go on"]
+
+
+def test_a_rate_is_told_only_where_the_writing_took_long_enough(server: RecordedServer) -> None:
+    at_once = Ended(4, 6, prompt_s=0.5, completion_s=0.0003)
+    server.script([[Started(4)], [Text(0, "The end"), Finished(0, "stop"), at_once]])
+    with server.listening() as url, terminal(url) as (screen, process):
+        seen = Screen(screen)
+        seen.type("a tale", after="> ")
+        seen.wait("6 tokens, the first after 0.50 s")
+        seen.type("\x04", after="> ", times=2)
+        assert process.wait(60) == 0

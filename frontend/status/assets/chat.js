@@ -1,5 +1,8 @@
 // A conversation with a model that writes text. Whatever the model writes is shown as text, never as HTML.
 
+// Tokens that all come in a shorter time than this have no rate that says anything about the model.
+const LEAST_WRITING_S = 0.1;
+
 class Chat {
   constructor() {
     this.messages = [];
@@ -131,7 +134,7 @@ class Chat {
     const usage = turn.usage || {};
     return [
       known(usage.completion_tokens) ? plural(usage.completion_tokens, "token") : "",
-      usage.avg_compl_tok_per_sec ? `${asCount(usage.avg_compl_tok_per_sec)} tokens/s` : "",
+      usage.total_completion_time_sec >= LEAST_WRITING_S ? `${asCount(usage.avg_compl_tok_per_sec)} tokens/s` : "",
       known(turn.firstMs) ? `first after ${asMs(turn.firstMs)}` : "",
       turn.reason === "length" ? "cut: the most tokens were reached" : "",
     ].filter(Boolean).join(" · ");
