@@ -45,6 +45,7 @@ OUTPUT = TEXT
 DEFAULT = "default"
 STATUSES = {"loaded": "loaded", "loading": "reloading"}
 """Statuses of the contract for states of a model; all other states are `unloaded`."""
+_MODEL = "model"
 _SHOWN = 20
 ORDERS = ("asc", "desc")
 _DIGITS = 12
@@ -163,8 +164,10 @@ def default_model(catalog: Catalog, settings: Settings) -> str:
     return known[0] if len(known) == 1 else ""
 
 
-def find_generator(name: str | None, catalog: Catalog, settings: Settings) -> ModelEntry:
-    """Catalog entry of the model of a request.
+def find_generator(
+    name: str | None, catalog: Catalog, settings: Settings, *, field: str = _MODEL
+) -> ModelEntry:
+    """Catalog entry of the model that a `field` of a request names.
 
     Raises `ModelNotFound` with the names that exist, and `InvalidField` for a model that generates no text.
     """
@@ -173,15 +176,15 @@ def find_generator(name: str | None, catalog: Catalog, settings: Settings) -> Mo
         if not name:
             all_names = generators(catalog)
             why = f"several could be meant; {_listing(all_names)}" if all_names else "none is served"
-            raise ModelNotFound(f"model: no default model of generated text: {why}")
+            raise ModelNotFound(f"{field}: no default model of generated text: {why}")
     try:
         entry = catalog.find(name)
     except ModelNotFound:
         why, known = catalog.absence(name), _listing(generators(catalog))
         text = f"model {name[:200]!a} does not exist{'; ' + why if why else ''}; {known}, or 'default'"
-        raise ModelNotFound(text) from None
+        raise ModelNotFound(text if field == _MODEL else f"{field}: {text}") from None
     if OUTPUT not in entry.outputs:
-        raise InvalidField("model", f"'{entry.id}' generates no text; {_listing(generators(catalog))}")
+        raise InvalidField(field, f"'{entry.id}' generates no text; {_listing(generators(catalog))}")
     return entry
 
 

@@ -112,7 +112,9 @@ class Adapters:
         `LoraUnavailable` for a model without adapters, and why the model cannot be loaded.
         """
         services = self._services
-        base = find_generator(request.base_model_name, services.catalog, services.settings)
+        base = find_generator(
+            request.base_model_name, services.catalog, services.settings, field="base_model_name"
+        )
         if _VARIANT in base.id:
             raise InvalidField("base_model_name", f"'{base.id}' is a variant, name its model")
         _check_name(request.lora_name)

@@ -14,7 +14,7 @@ from ipc import deadline
 from ipc.errors import LoraUnavailable
 from ipc.store.store import Store
 from ipc.store.wishes import Wishes
-from tests.fakes.generation_server import CHAT, RecordedServer
+from tests.fakes.generation_server import CHAT, DENSE, RecordedServer
 
 
 def test_a_load_beside_another_load_is_told_to_come_again(tmp_path: Path) -> None:
@@ -62,3 +62,17 @@ def test_adapters_are_changed_only_where_a_setting_serves_that(
     answer = server.post(f"/v1/{action}_lora_adapter", {})
     assert answer.status_code == (422 if admin else 404), answer.text
     assert ("lora_name: is required" in answer.text) is admin
+
+
+@pytest.mark.parametrize(
+    ("base", "status", "said"),
+    [("no/model", 404, "'no/model' does not exist"), (DENSE, 422, f"'{DENSE}' generates no text")],
+)
+def test_a_base_that_takes_no_adapter_of_text_is_an_error_of_its_field(
+    tmp_path: Path, base: str, status: int, said: str
+) -> None:
+    server = RecordedServer(tmp_path, server__admin="true")
+    body = {"lora_name": "one", "lora_path": "one", "base_model_name": base}
+    answer = server.post("/v1/load_lora_adapter", body)
+    assert answer.status_code == status, answer.text
+    assert answer.json["error"]["message"].startswith("base_model_name: ") and said in answer.text
