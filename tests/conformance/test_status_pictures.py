@@ -232,7 +232,7 @@ def test_a_chat_and_vectors_in_the_browser(server: Server, page: Page) -> None:
     )
     page.evaluate("byId('chat-most').value = 40")
     page.evaluate(f"byId('chat-input').value = '{QUESTION}', byId('chat-form').requestSubmit()")
-    page.until("document.querySelector('.assistant .turn-note')?.innerText.includes('tokens/s')", 120)
+    page.until("document.querySelector('.assistant .turn-note')?.innerText.includes('first after')", 120)
     page.evaluate("byId('vectors-form').requestSubmit()")
     page.until("document.querySelectorAll('.alike td').length > 9")
     for name, width, height, scheme in (
