@@ -71,6 +71,10 @@ def reasoning(id_: str, status: str = "in_progress", *parts: dict[str, Any]) -> 
     return {"type": "reasoning", "id": id_, "status": status, "summary": [], "content": list(parts)}
 
 
+class DamagedEvents(ValueError):
+    """Kept events that cannot be read, or that do not follow from those before."""
+
+
 @dataclass(slots=True)
 class Growing:
     """An item whose text still grows; of a call the arguments, with `fields` that name the call."""

@@ -38,7 +38,7 @@ from frontend.engine.events import (
 from frontend.generation.errors import error_info, status_of
 from frontend.generation.outcome import entries_of
 from frontend.protocols.responses import items
-from frontend.protocols.responses.items import Growing
+from frontend.protocols.responses.items import DamagedEvents, Growing
 from frontend.protocols.responses.requests import Names, ResponsePlan, container_of, item_id
 from ipc.errors import Draining, ModelError, Overloaded, PenstockError, WorkerFault
 
@@ -93,7 +93,7 @@ class Output:
         self._calls: dict[str, int] = {}
 
     def take(self, events: Iterable[Event]) -> None:
-        """Take events in their order."""
+        """Take events in their order. Raises `DamagedEvents` for the end of what has not begun."""
         for event in events:
             if isinstance(event, Text | Reasoning):
                 self._grow(event)
@@ -146,7 +146,8 @@ class Output:
         if at is None:
             return
         begun = self._items[at]
-        assert isinstance(begun, dict)
+        if not isinstance(begun, dict):
+            raise DamagedEvents(f"item {at} is no call of a tool of this server")
         if is_shell:
             id_ = item_id(items.SHELL_OUTPUT, self._id, str(len(self._items)))
             self._add_whole(items.shell_output(id_, event, begun["action"]["max_output_length"]))
@@ -288,7 +289,8 @@ class Output:
             self._items.append(item)
             self._added(index, item.whole("in_progress"))
             return
-        assert choice.open is not None
+        if choice.open is None or choice.open.kind != "function_call":
+            raise DamagedEvents(f"{type(event).__name__} of a call that has not begun")
         if isinstance(event, Arguments):
             choice.open.texts.append(event.text)
             self._tell("response.function_call_arguments.delta", **choice.open.place, delta=event.text)

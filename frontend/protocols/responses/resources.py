@@ -31,7 +31,7 @@ from frontend.generation.running import send_stream
 from frontend.http.rendering import off_loop_if
 from frontend.protocols.responses import output as resource
 from frontend.protocols.responses import store as event_log
-from frontend.protocols.responses.items import CODE_CALL
+from frontend.protocols.responses.items import CODE_CALL, DamagedEvents
 from frontend.protocols.responses.output import Output, Resource
 from frontend.protocols.responses.requests import LOGS
 from frontend.protocols.responses.runs import PROTOCOL, Keeper, Runs, asked_by
@@ -334,7 +334,7 @@ async def _following(
         try:
             for entries in pieces:
                 output.take(event_log.decode(entries))
-        except (msgspec.DecodeError, IndexError) as error:
+        except DamagedEvents as error:
             log.error("kept events of the response %s cannot be read: %s", row.id, error)
             raise PenstockError(
                 "the kept events of the response cannot be read: retrieve the response itself"

@@ -28,7 +28,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 import orjson
@@ -52,6 +52,7 @@ from frontend.engine.events import (
     Text,
 )
 from frontend.protocols.responses import output as resource
+from frontend.protocols.responses.items import DamagedEvents
 from frontend.protocols.responses.output import Output, Resource
 from ipc import settings
 from ipc.errors import InvalidInput, PenstockError
@@ -65,7 +66,8 @@ _OF_TOOLS = (Calling, Asked, Produced, Completed, Session)
 KINDS: tuple[type[Any], ...] = (*_OF_MODELS, *_OF_TOOLS)
 """Kinds of events by the number that stands for each in the file."""
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(list[tuple[int, msgspec.Raw]])
+_Kind = Annotated[int, msgspec.Meta(ge=0, lt=len(KINDS))]
+_decoder = msgspec.msgpack.Decoder(list[tuple[_Kind, msgspec.Raw]])
 _marks = msgspec.msgpack.Decoder(Mark)
 _decoders = [msgspec.msgpack.Decoder(kind) for kind in KINDS]
 FILE = "responses-3.db"
@@ -130,8 +132,12 @@ def encode(events: Iterable[Event]) -> bytes:
 
 
 def decode(entries: bytes) -> list[Event]:
-    """The events of bytes. Raises `msgspec.DecodeError`, or IndexError for a kind that is none."""
-    return [_decoders[kind].decode(event) for kind, event in _decoder.decode(entries)]
+    """The events of bytes. Raises `DamagedEvents`."""
+    try:
+        return [_decoders[kind].decode(event) for kind, event in _decoder.decode(entries)]
+    # NOTE: text that is no UTF-8 is no error of msgspec's own.
+    except ValueError as error:
+        raise DamagedEvents(str(error)) from error
 
 
 def _joined(events: Iterable[Event]) -> list[Event]:
@@ -382,7 +388,7 @@ class ResponseStore:
             try:
                 for entries in _pieces(connection, row.id, 0):
                     output.take(decode(entries))
-            except (msgspec.DecodeError, IndexError) as error:
+            except DamagedEvents as error:
                 log.error("kept events of the response %s cannot be read: %s", row.id, error)
             return _end(connection, how(begun, output))
 

@@ -17,10 +17,10 @@ import pytest
 from frontend.access import api_keys
 from frontend.access.api_keys import KeyEntry
 from frontend.access.gate import Gate, Grant
-from frontend.engine.events import Finished, Mark, Past, Started, Text
+from frontend.engine.events import Arguments, CallEnded, Finished, Mark, Past, Started, Text
 from frontend.generation.pictures import Picture, Standing
 from frontend.protocols.responses.runs import Movable, unpacked
-from frontend.protocols.responses.store import FILE
+from frontend.protocols.responses.store import FILE, encode
 from frontend.server.drain import Drain
 from frontend.services import Background
 from ipc import deadline
@@ -31,6 +31,17 @@ from tests.fakes.generation_server import ENDED, RecordedServer
 from tests.harness.server import dead_process, eventually, wait_until
 
 _ASK = {"input": "hi", "background": True}
+DAMAGED = {
+    "no MessagePack": b"\xc1",
+    "no list": b"\xa0",
+    "no such kind": bytes.fromhex("9192cc6380"),
+    "a kind below all": bytes.fromhex("9192ff81a26964a178"),
+    "no event": bytes.fromhex("9192000a"),
+    "no UTF-8": encode([Text(0, "Hello")]).replace(b"ello", b"\xffllo"),
+    "arguments of no call": encode([Arguments(0, "x")]),
+    "an end of no call": encode([CallEnded(0, True)]),
+}
+"""Entries behind the last ones of a response."""
 _REST: list[Step] = [[Text(0, " you"), Finished(0, "stop"), ENDED]]
 
 
@@ -133,16 +144,16 @@ def test_a_run_is_followed_live_and_again_from_any_event(pair: tuple[Frontend, F
             assert again.endswith("data: [DONE]\n\n")
 
 
-@pytest.mark.parametrize("entries", ["c1", "9192cc6380", "9192000a", "a0"])
+@pytest.mark.parametrize("entries", DAMAGED.values(), ids=DAMAGED)
 def test_a_stream_of_events_that_cannot_be_read_ends_in_one_error(
-    pair: tuple[Frontend, Frontend], tmp_path: Path, entries: str
+    pair: tuple[Frontend, Frontend], tmp_path: Path, entries: bytes
 ) -> None:
     here, there = pair
     here.gate.set()
     id_ = here.start()
     there.wait(id_, "completed")
     with closing(sqlite3.connect(tmp_path / "state" / FILE)) as connection, connection:
-        connection.execute("INSERT INTO events VALUES (?, 9, ?, NULL)", (id_, bytes.fromhex(entries)))
+        connection.execute("INSERT INTO events VALUES (?, 9, ?, NULL)", (id_, entries))
     for frontend in pair:
         text = frontend.get(id_, "?stream=true").text
         events = _data(text)
@@ -369,6 +380,18 @@ def test_a_run_whose_choices_had_ended_needs_no_worker(stack: ExitStack, tmp_pat
     answer = made.looked("incomplete")
     assert answer["output_text"] == "Hi" and not made.other.engine.works
     assert answer["usage"]["output_tokens"] == 3 and answer["usage"]["input_tokens"] == 4
+
+
+@pytest.mark.parametrize("entries", DAMAGED.values(), ids=DAMAGED)
+def test_a_run_whose_events_cannot_be_read_fails_with_what_comes_before(
+    stack: ExitStack, tmp_path: Path, entries: bytes
+) -> None:
+    orphaned = Orphaned(stack, tmp_path)
+    with closing(sqlite3.connect(tmp_path / "state" / FILE)) as connection, connection:
+        [mark] = connection.execute("SELECT mark FROM events LIMIT 1").fetchone()
+        connection.execute("INSERT INTO events VALUES (?, 9, ?, ?)", (orphaned.id, entries, mark))
+    answer = orphaned.looked("failed")
+    assert answer["output_text"] == "Hello" and not orphaned.other.engine.works
 
 
 def test_an_adopted_run_that_is_cancelled_ends(stack: ExitStack, tmp_path: Path) -> None:
