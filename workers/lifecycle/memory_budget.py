@@ -112,7 +112,7 @@ def estimate(
             shared = _shared_table(_family(plan, directory, gguf), {name for name, *_ in weights})
             found = 0.0
             for name, count, axes in weights:
-                if name == shared and dtype == torch.float32 and quantization in ("int8", "int4"):
+                if name == shared and dtype == torch.float32:
                     found += count * 2 * _NBYTES["int8"]
                 elif axes == _MATRIX and not _stays(name):
                     found += count * _NBYTES[quantization]

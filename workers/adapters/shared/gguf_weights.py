@@ -24,6 +24,7 @@ import logging
 import math
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -288,7 +289,8 @@ class _Held:
 
     def __init__(self, file: str, quantizer: Quantizer) -> None:
         self._file, self._quantizer, self._turn = file, quantizer, threading.Lock()
-        self._changed: dict[tuple[str, str], int] = {}
+        self._changed: Counter[tuple[str, str]] = Counter()
+        self._kept: Counter[str] = Counter()
 
     def __call__(self, name: str, weight: _Weight) -> torch.Tensor:
         """A stand-in for a weight, which the quantizer has."""
@@ -296,11 +298,12 @@ class _Held:
         with self._turn:
             kind = quantizer.kind_of(name)
             if len(kinds) == 1 and kinds[0] in AS_STORED.get(kind, ()):
+                self._kept[kinds[0]] += 1
                 return quantizer.hold(name, read_blocks(weight.parts[0], kind, weight.fix))
             if kind == INT4 and any(each not in _FLOATS for each in kinds):
                 kind = INT8
             for each in kinds:
-                self._changed[each, kind] = self._changed.get((each, kind), 0) + 1
+                self._changed[each, kind] += 1
             return quantizer.hold(name, quantize(weight.numbers(torch.float32), kind))
 
     def table(self, weight: _Weight) -> torch.Tensor:
@@ -313,6 +316,8 @@ class _Held:
         """Say in the log what blocks have become."""
         for (stored, kind), count in sorted(self._changed.items()):
             log.info("%s: %d weights of %s have become %s", self._file, count, stored, kind)
+        for stored, count in sorted(self._kept.items()):
+            log.info("%s: %d weights of %s are read as they are", self._file, count, stored)
 
 
 @dataclass(slots=True)

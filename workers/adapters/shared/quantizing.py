@@ -6,7 +6,8 @@
    the right shape without data. So a load never has more than one weight of a layer as numbers.
 3. `finish` puts the layers in their places. What was not read one by one (code that a model brings, weights that
    transformers renames or joins) is quantised there.
-4. A head that shares the table of embeddings becomes int8 on a CPU, with int8 and int4, and so does the table.
+4. On a CPU with products of integers fp8 is int8: float8 has no product there, and its numbers cost each call more.
+5. A head that shares the table of embeddings becomes int8 on such a CPU, and so does the table.
    Elsewhere both stay, as a second form of the table would take more memory than the quantised head saves. Whoever
    reads weights one by one hands the table to `hold_table` in runs of rows, so that its numbers never lie there whole.
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -25,6 +27,7 @@ from torch import Tensor, nn
 
 from workers.adapters.shared.building import precision_of
 from workers.adapters.shared.quantized_linears import (
+    FP8,
     INT4,
     INT8,
     Int4Linear,
@@ -69,7 +72,9 @@ class Quantizer:
     def __init__(self, kind: str, dtype: torch.dtype, device: torch.device) -> None:
         """Rows have `dtype`; the layers are kept on `device`."""
         self.kind, self._dtype, self._device = kind, dtype, device
+        self._made = INT8 if kind == FP8 and self._has_integers() else kind
         self._held: dict[int, tuple[str, Tensor, QuantizedLinear]] = {}
+        self._told: Counter[tuple[str, str]] = Counter()
         self._table: tuple[Tensor, QuantizedWeight, QuantizedLinear] | None = None
 
     @staticmethod
@@ -96,12 +101,12 @@ class Quantizer:
 
     def kind_of(self, name: str) -> str:
         """The kind of a weight."""
-        return INT8 if self.kind == INT4 and name.endswith("lm_head.weight") else self.kind
+        return INT8 if self._made == INT4 and name.endswith("lm_head.weight") else self._made
 
     def hold(self, name: str, weight: QuantizedWeight | Tensor) -> Tensor:
         """Keep a weight [outer, inner] as a layer; a stand-in of its shape. Raises `LayerNotProven`."""
         stored = quantize(weight, self.kind_of(name)) if isinstance(weight, Tensor) else weight
-        layer = layer_of(name.removesuffix(".weight"), stored, None, self._dtype, self._device)
+        layer = self._layer(name.removesuffix(".weight"), stored, None)
         place = torch.zeros(1, dtype=self._dtype)
         self._held[place.data_ptr()] = (name, place, layer)
         return place.expand(stored.shape)
@@ -112,7 +117,7 @@ class Quantizer:
         Raises `LayerNotProven`.
         """
         stored = quantize_runs(runs, shape, INT8)
-        layer = layer_of("lm_head", stored, None, self._dtype, self._device)
+        layer = self._layer("lm_head", stored, None)
         place = torch.zeros(1, dtype=self._dtype)
         self._table = place, stored, layer
         return place.expand(stored.shape)
@@ -142,7 +147,7 @@ class Quantizer:
         self._held.clear()
         for name, parent, end, child in [] if held_only else list(_chosen(model)):
             stored = quantize(child.weight, self.kind_of(f"{name}.weight"))
-            setattr(parent, end, layer_of(name, stored, child.bias, self._dtype, self._device))
+            setattr(parent, end, self._layer(name, stored, child.bias))
         self._tell(model)
 
     def _share(self, model: Any, *, held_only: bool) -> None:
@@ -159,7 +164,7 @@ class Quantizer:
             stored = quantize(table.weight, INT8)
             # The numbers go before the layer is made.
             head.weight = table.weight = nn.Parameter(table.weight.new_empty(0), requires_grad=False)
-            layer = layer_of("lm_head", stored, None, self._dtype, self._device)
+            layer = self._layer("lm_head", stored, None)
         else:
             place, stored, layer = self._table
             if any(weight.data_ptr() != place.data_ptr() for weight in (head.weight, table.weight)):
@@ -175,14 +180,24 @@ class Quantizer:
     def _shares(self, model: Any) -> bool:
         """Whether a table of `model` becomes int8 where the table is the head too: by kind, device, modules, sizes."""
         head, table = model.get_output_embeddings(), model.get_input_embeddings()
-        if self.kind not in (INT4, INT8) or self._device.type != "cpu":
+        if self._made == FP8 or self._device.type != "cpu":
             return False
         if type(head) is not nn.Linear or type(table) is not nn.Embedding or table.max_norm is not None:
             return False
-        if min(head.weight.shape) < LEAST_WIDTH:
+        return min(head.weight.shape) >= LEAST_WIDTH and self._has_integers()
+
+    def _has_integers(self) -> bool:
+        """Whether the device is a processor with products of int8."""
+        if self._device.type != "cpu":
             return False
         tried = quantize(torch.eye(LEAST_WIDTH), INT8)
         return isinstance(layer_of("products of int8", tried, None, self._dtype, self._device), Int8Linear)
+
+    def _layer(self, name: str, stored: QuantizedWeight, bias: Tensor | None) -> QuantizedLinear:
+        """A proven layer, counted for the log. Raises `LayerNotProven`."""
+        layer = layer_of(name, stored, bias, self._dtype, self._device)
+        self._told[stored.words, layer.words] += 1
+        return layer
 
     def _tell(self, model: Any) -> None:
         layers = [module for module in model.modules() if isinstance(module, QuantizedLinear)]
@@ -201,6 +216,16 @@ class Quantizer:
             held,
             rest,
         )
+        for (stored, product), count in sorted(self._told.items()):
+            log.info(
+                "precision %s on %s: %d weights of %s are multiplied as %s",
+                self.kind,
+                self._device.type,
+                count,
+                stored,
+                product,
+            )
+        self._told.clear()
 
 
 @torch.inference_mode()

@@ -20,12 +20,14 @@ from workers.adapters.shared.quantized_linears import (
     FP8,
     INT4,
     INT8,
+    NEAR_NUMBERS,
     Int4Linear,
     Int8Linear,
     LayerNotProven,
     MadeLinear,
     QuantizedLinear,
     QuantizedWeight,
+    _forms,
     layer_of,
     quantize,
 )
@@ -58,6 +60,29 @@ def grouped(
         torch.randint(-128, 128, (48, groups), generator=draw).float() if zeros else None,
         torch.randperm(inner, generator=draw) if order else None,
     )
+
+
+def without_integers(patch: pytest.MonkeyPatch) -> None:
+    """From now on the processor has no products of int8."""
+
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("no such form")
+
+    patch.setattr(Int8Linear, "__init__", refuse)
+
+
+def in_groups(numbers: torch.Tensor, size: int, bits: int, *, zeros: bool = False) -> QuantizedWeight:
+    """Numbers [outer, inner] as integers of 4 or 8 bits with a scale, and maybe a zero, for each `size` inputs."""
+    inner, kind = numbers.shape[1], INT8 if bits == 8 else INT4
+    parts = numbers.split(size, 1)
+    most = torch.stack([part.amax(1) if zeros else part.abs().amax(1) for part in parts], 1)
+    least = torch.stack([part.amin(1) for part in parts], 1) if zeros else -most
+    steps, first = 2**bits - (1 if zeros else 2), -128 if bits == 8 else 0
+    scales = (most - least) / steps
+    places = first - least / scales if zeros else torch.full_like(scales, 0.0 if bits == 8 else 7.0)
+    wide, offsets = (each.repeat_interleave(size, 1)[:, :inner] for each in (scales, places))
+    values = (numbers / wide + offsets).round().clamp(first, first + 2**bits - 1).to(torch.int8)
+    return QuantizedWeight(kind, values, scales, size, None if kind == INT8 and not zeros else places)
 
 
 def agrees(
@@ -100,9 +125,43 @@ def test_a_layer_gives_the_product_of_its_numbers_and_a_row_the_same_bits_in_any
 def test_groups_zero_points_and_the_order_of_inputs_are_kept(
     stored: QuantizedWeight, dtype: torch.dtype
 ) -> None:
-    layer = layer_of("a", stored, None, dtype, CPU)
+    agrees(MadeLinear(stored, None, dtype, CPU), stored, None, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize(
+    "stored", [grouped(96, 32), grouped(100, 32), grouped(96, 96, order=False), grouped(96, 32, zeros=False)]
+)
+@pytest.mark.parametrize("dtype", DTYPES[:2])
+def test_integers_that_no_product_takes_become_int8_by_outputs_near_their_numbers(
+    stored: QuantizedWeight, dtype: torch.dtype
+) -> None:
+    layer = layer_of("a", stored, drawn(48), dtype, CPU)
+    assert type(layer) is Int8Linear and layer.order is None
+    agrees(layer, stored.by_outputs(), drawn(48).to(dtype).float(), TOLERANCE[dtype])
+    agrees(layer, stored, drawn(48).to(dtype).float(), NEAR_NUMBERS)
+
+
+def test_a_weight_whose_groups_differ_too_much_for_one_scale_stays_and_the_log_says_why(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    stored = grouped(96, 32, zeros=False, order=False)
+    stored.scales[:, 1:] /= 1e3
+    stored.values[:, :31] = 0
+    with caplog.at_level("INFO"):
+        layer = layer_of("layers.1.up", stored, None, torch.float32, CPU)
     assert type(layer) is MadeLinear
-    agrees(layer, stored, None, TOLERANCE[dtype])
+    agrees(layer, stored, None, 1e-5)
+    assert "layers.1.up: Int8Linear is not used for int8 in groups of 32: numbers differ by" in caplog.text
+
+
+@pytest.mark.parametrize("kind", [INT8, INT4])
+def test_on_cards_no_weight_becomes_another(kind: str) -> None:
+    stored = grouped(96, 32)
+    if kind == INT4:
+        stored = quantize(drawn(40, 96), INT4)
+    assert [form for form, _ in _forms(stored, torch.device("cuda"))] == [MadeLinear]
+    assert [form for form, _ in _forms(stored, CPU)] == [Int8Linear, MadeLinear]
+    assert type(layer_of("a", stored, None, torch.float32, CPU)) is Int8Linear
 
 
 @pytest.mark.parametrize("kind", FORMS)
@@ -182,6 +241,14 @@ def test_a_layer_is_made_in_less_memory_than_its_numbers_have(kind: str) -> None
     assert stored.values.nbytes < counted.most - numbers.nbytes < numbers.nbytes / 2
 
 
+def test_a_weight_in_groups_becomes_int8_by_outputs_in_less_memory_than_its_numbers_have() -> None:
+    stored = in_groups(drawn(4096, 1024), 32, 8)
+    with torch.inference_mode(), Counted() as counted:
+        layer = layer_of("a", stored, None, torch.float32, CPU)
+    assert type(layer) is Int8Linear
+    assert stored.values.nbytes <= counted.most < 4 * stored.values.nbytes
+
+
 def test_packing_in_tiles_is_packing_at_once() -> None:
     for outer, inner in ((1552, 576), (80, 4096)):
         stored = quantize(drawn(outer, inner), INT4)
@@ -243,6 +310,18 @@ def parts_of(
         stored.order = more.get("order")
         made.append(layer_of("a", stored, bias, more.get("dtype", torch.float32), CPU))
     return made
+
+
+@torch.inference_mode()
+def test_layers_in_groups_become_one_with_the_bits_of_each() -> None:
+    parts = [
+        layer_of("a", in_groups(drawn(width, 128, seed=width), 32, 8), None, torch.float32, CPU)
+        for width in (192, 64, 96)
+    ]
+    rows = drawn(5, 128, seed=4)
+    whole = merged(parts)
+    assert type(whole) is Int8Linear
+    assert torch.equal(whole(rows), torch.cat([part(rows) for part in parts], -1))
 
 
 @torch.inference_mode()
@@ -357,6 +436,62 @@ def test_perplexity_of_a_model_that_has_learnt_hardly_changes(
     assert before < 20, "the model has learnt something: 256 bytes are equally likely without"
     quantized = copy.deepcopy(model)
     Quantizer(kind, torch.float32, CPU).finish(quantized)
-    assert {type(layer) for layer in quantized.modules()} & set(FORMS.values())
+    made = {type(layer) for layer in quantized.modules() if isinstance(layer, QuantizedLinear)}
+    assert made == ({Int4Linear, Int8Linear} if kind == INT4 else {Int8Linear})
     assert not [layer for layer in quantized.modules() if type(layer) is torch.nn.Linear]
     assert abs(perplexity(quantized, text) / before - 1) < most
+
+
+def test_float8_stays_within_its_bound_where_the_processor_has_no_products_of_integers(
+    learnt: tuple[Any, torch.Tensor, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_integers(monkeypatch)
+    model, text, before = learnt
+    quantized = copy.deepcopy(model)
+    Quantizer(FP8, torch.float32, CPU).finish(quantized)
+    layers = [layer for layer in quantized.modules() if isinstance(layer, QuantizedLinear)]
+    assert {(type(layer), layer.kind) for layer in layers} == {(MadeLinear, FP8)}
+    assert abs(perplexity(quantized, text) / before - 1) < 0.01
+
+
+def test_float8_of_a_file_that_becomes_int8_stays_within_its_bound_of_the_dequantised_model(
+    learnt: tuple[Any, torch.Tensor, float],
+) -> None:
+    model, text, _ = learnt
+    numbers, quantized = copy.deepcopy(model), copy.deepcopy(model)
+    quantizer = Quantizer(FP8, torch.float32, CPU)
+    for name in quantizer.names(model):
+        stored = quantize(quantized.get_parameter(name), FP8).numbers()
+        numbers.get_parameter(name).copy_(stored)
+        quantized.get_parameter(name).data = quantizer.hold(name, stored)
+    quantizer.finish(quantized, held_only=True)
+    layers = [layer for layer in quantized.modules() if isinstance(layer, QuantizedLinear)]
+    assert len(layers) == 2 * 7 + 1 and {type(layer) for layer in layers} == {Int8Linear}
+    assert abs(perplexity(quantized, text) / perplexity(numbers, text) - 1) < 0.01
+
+
+@pytest.mark.parametrize(
+    ("size", "bits", "zeros", "most"),
+    [
+        (32, 8, False, 0.01),
+        (64, 8, True, 0.01),
+        (96, 8, False, 0.01),
+        (24, 4, False, 0.05),
+        (24, 4, True, 0.05),
+    ],
+)
+def test_groups_that_become_int8_by_outputs_stay_within_the_bound_of_the_dequantised_model(
+    size: int, bits: int, zeros: bool, most: float, learnt: tuple[Any, torch.Tensor, float]
+) -> None:
+    model, text, _ = learnt
+    numbers, quantized = copy.deepcopy(model), copy.deepcopy(model)
+    quantizer = Quantizer(INT8 if bits == 8 else INT4, torch.float32, CPU)
+    for name in quantizer.names(model):
+        weight = quantized.get_parameter(name)
+        stored = in_groups(weight, size, bits, zeros=zeros)
+        numbers.get_parameter(name).copy_(stored.numbers())
+        weight.data = quantizer.hold(name, stored)
+    quantizer.finish(quantized, held_only=True)
+    layers = [layer for layer in quantized.modules() if isinstance(layer, QuantizedLinear)]
+    assert len(layers) == 2 * 7 + 1 and {type(layer) for layer in layers} == {Int8Linear}
+    assert abs(perplexity(quantized, text) / perplexity(numbers, text) - 1) < most

@@ -21,6 +21,7 @@ from ipc.wire.messages import Ending, GenerateCall, Sampling
 from tests.tiny import chat_tokenizers, gguf_models, loras, quantized_models
 from tests.tiny.quantized_models import LAYOUTS
 from tests.unit.workers.adapters import test_causal_adapter
+from tests.unit.workers.adapters.test_quantized_linears import without_integers
 from tests.unit.workers.loading.test_gguf_models import TEXTS, generated
 from workers.adapters.causal import CausalAdapter
 from workers.adapters.shared.gguf_blocks import AS_STORED, read_blocks, read_tensor
@@ -111,10 +112,6 @@ def stays(root: Path, wanted: Any, kind: str, form: type[QuantizedLinear]) -> No
         ("gptq in order of activations", INT4, Int4Linear),
         ("gptq, symmetric", INT4, Int4Linear),
         ("awq", INT4, Int4Linear),
-        ("gptq of 8 bits", INT8, MadeLinear),
-        ("gptq of 8 bits in order of activations, symmetric", INT8, MadeLinear),
-        ("fp8 in blocks", FP8, MadeLinear),
-        ("fp8, weight_scale", FP8, MadeLinear),
     ],
 )
 def test_weights_of_a_checkpoint_stay_as_they_are_where_their_kind_is_asked_for(
@@ -123,13 +120,35 @@ def test_weights_of_a_checkpoint_stay_as_they_are_where_their_kind_is_asked_for(
     stays(tmp_path, quantized_models.write(tmp_path, LAYOUTS[layout]), kind, form)
 
 
+@pytest.mark.parametrize("has_integers", [True, False])
+@pytest.mark.parametrize(
+    ("layout", "kind"),
+    [
+        ("gptq of 8 bits", INT8),
+        ("gptq of 8 bits in order of activations, symmetric", INT8),
+        ("fp8 in blocks", FP8),
+        ("fp8, weight_scale", FP8),
+    ],
+)
+def test_weights_of_8_bits_become_int8_by_outputs_where_the_processor_has_such_products_else_stay(
+    layout: str, kind: str, has_integers: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = quantized_models.write(tmp_path, LAYOUTS[layout])
+    if has_integers:
+        stays(tmp_path, rounded(wanted, INT8), kind, Int8Linear)
+    else:
+        without_integers(monkeypatch)
+        stays(tmp_path, wanted, kind, MadeLinear)
+
+
 @pytest.mark.parametrize(
     ("layout", "kind"), [("gptq", INT8), ("gptq of 8 bits", INT4), ("awq", FP8), ("fp8 in blocks", INT8)]
 )
 def test_weights_of_another_kind_are_quantised_anew(layout: str, kind: str, tmp_path: Path) -> None:
-    wanted = rounded(quantized_models.write(tmp_path, LAYOUTS[layout]), kind)
+    made = INT8 if kind == FP8 else kind
+    wanted = rounded(quantized_models.write(tmp_path, LAYOUTS[layout]), made)
     adapter = load(tmp_path, kind)
-    assert {layer.kind for layer in layers_of(adapter).values()} == {kind}
+    assert {layer.kind for layer in layers_of(adapter).values()} == {made}
     assert is_near(adapter, wanted) < 3e-2
 
 
@@ -154,10 +173,11 @@ def test_blocks_of_a_gguf_file_stay_or_become_int8_which_the_log_says(
     layers = {name: layer for name, layer in layers_of(adapter).items() if name != "lm_head"}
     assert {layer.kind for layer in layers.values()} == {kept}
     is_kept = stored in AS_STORED[kind]
-    assert {type(layer) for layer in layers.values()} <= (
-        {Int4Linear, MadeLinear} if is_kept else {Int8Linear}
-    )
+    assert {type(layer) for layer in layers.values()} == {Int4Linear if kept == INT4 else Int8Linear}
     assert (f"weights of {stored} have become {kept}" in caplog.text) == (not is_kept)
+    assert (f"weights of {stored} are read as they are" in caplog.text) == is_kept
+    told = {"Q8_0": "int8 in groups of 32 are multiplied as int8 with a scale for each output"}
+    assert f"precision {kind} on cpu: " in caplog.text and told.get(stored, "") in caplog.text
     assert is_near(adapter, wanted) < 4e-2
 
 
@@ -196,8 +216,9 @@ def test_a_load_holds_no_linear_layer_as_numbers(
     )
     for adapter in (load(tmp_path / "plain", kind), load(tmp_path, kind, "model.gguf")):
         assert held.pop() < tables + 200
-        assert {type(layer) for layer in layers_of(adapter).values()} != {MadeLinear} or kind == FP8
-        numbers = rounded(gguf_models.write(tmp_path / "again.gguf", "llama", "F32"), kind)
+        assert MadeLinear not in {type(layer) for layer in layers_of(adapter).values()}
+        made = INT8 if kind == FP8 else kind
+        numbers = rounded(gguf_models.write(tmp_path / "again.gguf", "llama", "F32"), made)
         assert is_near(adapter, numbers) < 4e-2
     whole = estimate(tmp_path / "plain", dtype=torch.float32, quantization=kind)
     assert math.isclose(whole, adapter.memory_bytes - adapter.engine.cache_nbytes, rel_tol=0.1)
@@ -207,6 +228,8 @@ def test_a_load_holds_no_linear_layer_as_numbers(
 def test_packed_steps_may_differ_by_what_the_layers_round(
     kind: str, tolerance: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if kind == FP8:
+        without_integers(monkeypatch)
     gguf_models.write(tmp_path / "model.gguf", "llama", "F32")
     model = load(tmp_path, kind, "model.gguf").engine.model
     wanted = torch.randn(3, 320, generator=torch.Generator().manual_seed(0))
@@ -226,17 +249,14 @@ def test_packed_steps_may_differ_by_what_the_layers_round(
 def test_a_table_of_embeddings_that_is_the_head_too_has_int8(kind: str, tmp_path: Path) -> None:
     wanted = gguf_models.write(tmp_path / "tied.gguf", "qwen3", "F32")
     adapter = load(tmp_path, kind, "tied.gguf")
-    model, numbers = adapter.engine.model, rounded(wanted, kind)
+    model, numbers = adapter.engine.model, rounded(wanted, INT8 if kind == FP8 else kind)
     table = model.get_input_embeddings()
-    if kind == FP8:
-        assert model.lm_head.weight is table.weight
-    else:
-        assert type(model.lm_head) is Int8Linear and type(table) is QuantizedTable
-        assert table.weight.shape == wanted.model.embed_tokens.weight.shape
-        stored = quantize(numbers.model.embed_tokens.weight, INT8).numbers()
-        numbers.model.embed_tokens.weight.copy_(stored)
-        ids = torch.tensor([[3, 1], [0, 9]])
-        torch.testing.assert_close(table(ids), stored[ids])
+    assert type(model.lm_head) is Int8Linear and type(table) is QuantizedTable
+    assert table.weight.shape == wanted.model.embed_tokens.weight.shape
+    stored = quantize(numbers.model.embed_tokens.weight, INT8).numbers()
+    numbers.model.embed_tokens.weight.copy_(stored)
+    ids = torch.tensor([[3, 1], [0, 9]])
+    torch.testing.assert_close(table(ids), stored[ids])
     assert is_near(adapter, numbers) < 4e-2
     assert is_written(adapter)
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from ipc.wire.messages import Ending, GenerateCall, Sampling
 from tests.tiny import chat_tokenizers, gguf_models, loras, seeing
-from tests.unit.workers.adapters.test_quantized_linears import Counted
+from tests.unit.workers.adapters.test_quantized_linears import Counted, without_integers
 from tests.unit.workers.adapters.test_quantizing import load
 from workers.adapters.causal import CausalAdapter
 from workers.adapters.shared import quantizing
@@ -168,10 +168,7 @@ def test_numbers_of_a_whole_table_go_before_the_layer_is_made(
 def test_a_table_stays_where_the_processor_has_no_products_of_integers(
     file: str, places: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: Any) -> None:
-        raise RuntimeError("no such form")
-
-    monkeypatch.setattr(Int8Linear, "__init__", refuse)
+    without_integers(monkeypatch)
     adapter = load(places[file], INT8, file)
     head, table = forms(adapter)
     assert table is nn.Embedding

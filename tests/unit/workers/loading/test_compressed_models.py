@@ -16,7 +16,8 @@ from penstock.own_models.files import CannotTell
 from penstock.own_models.places import find
 from tests.tiny import compressed_models
 from tests.tiny.compressed_models import LAYOUTS, Layout, change
-from tests.unit.workers.adapters.test_quantizing import NEAR, is_near, layers_of, load, stays
+from tests.unit.workers.adapters.test_quantized_linears import without_integers
+from tests.unit.workers.adapters.test_quantizing import NEAR, is_near, layers_of, load, rounded, stays
 from tests.unit.workers.loading.test_quantized_models import model_of
 from workers.adapters.shared.quantized_linears import (
     FP8,
@@ -68,7 +69,7 @@ def test_layers_of_two_groups_have_the_form_of_their_own_group(tmp_path: Path) -
     assert config["format"] == "mixed-precision"
     assert differing(tmp_path, wanted) == []
     kinds = {name.rpartition(".")[2]: layer.kind for name, layer in layers_of(load(tmp_path, FP8)).items()}
-    assert set(kinds.values()) == {FP8}
+    assert set(kinds.values()) == {INT8}
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
@@ -89,17 +90,34 @@ def test_groups_of_4_and_of_8_bits_in_bytes_are_read_whichever_comes_first(
         ("4 bits of one scale", INT4, Int4Linear),
         ("4 bits in bytes", INT4, Int4Linear),
         ("int8 by outputs", INT8, Int8Linear),
-        ("int8 by outputs, asymmetric", INT8, MadeLinear),
         ("int8 of one scale", INT8, Int8Linear),
-        ("8 bits packed in groups", INT8, MadeLinear),
-        ("float8 by outputs", FP8, MadeLinear),
-        ("float8 in blocks", FP8, MadeLinear),
     ],
 )
 def test_weights_stay_as_they_are_where_their_kind_is_asked_for(
     layout: str, kind: str, form: type[QuantizedLinear], tmp_path: Path
 ) -> None:
     stays(tmp_path, compressed_models.write(tmp_path, LAYOUTS[layout]), kind, form)
+
+
+@pytest.mark.parametrize("has_integers", [True, False])
+@pytest.mark.parametrize(
+    ("layout", "kind"),
+    [
+        ("int8 by outputs, asymmetric", INT8),
+        ("8 bits packed in groups", INT8),
+        ("float8 by outputs", FP8),
+        ("float8 in blocks", FP8),
+    ],
+)
+def test_weights_of_8_bits_become_int8_by_outputs_where_the_processor_has_such_products_else_stay(
+    layout: str, kind: str, has_integers: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = compressed_models.write(tmp_path, LAYOUTS[layout])
+    if has_integers:
+        stays(tmp_path, rounded(wanted, INT8), kind, Int8Linear)
+    else:
+        without_integers(monkeypatch)
+        stays(tmp_path, wanted, kind, MadeLinear)
 
 
 @pytest.mark.parametrize("kind", ["", INT4])
