@@ -1,12 +1,9 @@
 """Linear layers for inference whose weights stay quantised in memory.
 
 1. A weight of integers or float8, with scales (`QuantizedWeight`), comes from a file or from numbers (`quantize`).
-2. `layer_of` chooses the product: int8 with one scale for each output on a CPU by oneDNN's integers (`Int8Linear`),
-   4 bits by torch's packed form (`Int4Linear`), and all else by numbers that are made anew in each call (`MadeLinear`).
-   On a CPU a weight that neither product takes (integers in groups, as Q8_0 has) becomes int8 with one scale for each
-   output, where the product stays near that of the file's numbers (`NEAR_NUMBERS`).
-3. Each layer is proven against the product of its numbers. A layer that fails becomes a `MadeLinear`; where that fails
-   too, the load ends with the name of the layer.
+2. A layer multiplies by the weight: int8 with one scale for each output on a CPU by oneDNN's integers (`Int8Linear`),
+   4 bits by torch's packed form (`Int4Linear`), all else by numbers that are made anew in each call (`MadeLinear`).
+   `proven_linears` chooses the layer, and proves its product.
 
 On a CPU the result of a row is the same bit for bit in any company. Sums of integers are exact, torch's form for 4 bits
 takes rows one by one, and numbers made anew meet a fixed number of rows (`ROWS`), some of them empty.
@@ -16,7 +13,6 @@ PERF: figures of all these forms, and of those that were not chosen, stand in do
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
@@ -24,8 +20,6 @@ from typing import Any, ClassVar, Self
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-
-log = logging.getLogger(__name__)
 
 INT8, INT4, FP8 = "int8", "int4", "fp8"
 ROWS = 32
@@ -53,16 +47,6 @@ _BITS: dict[torch.dtype, tuple[torch.dtype, int, int]] = {
     torch.float16: (torch.int16, 7, 8),
 }
 """Integers of a type's width, places by which bits of a float8 move there, and the power of two that is lacking."""
-_PROVEN_ROWS = ROWS + 1
-TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 3e-2}
-"""Largest difference of a result from that of the numbers, as a part of the largest result."""
-
-NEAR_NUMBERS = 3e-2
-"""The same for numbers of a file that are rounded to int8 anew: those of bell-shaped weights differ by about 1e-2."""
-
-
-class LayerNotProven(ValueError):
-    """A quantised layer does not give the product of its numbers; the message names the layer."""
 
 
 @dataclass(slots=True)
@@ -441,43 +425,7 @@ class MadeLinear(QuantizedLinear):
         return numbers
 
 
-def layer_of(
-    name: str, stored: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype, device: torch.device
-) -> QuantizedLinear:
-    """The layer called `name` over a weight, proven. Raises `LayerNotProven`."""
-    states = proof_rows(stored.shape[1], dtype, device)
-    wanted = _product(stored, states)
-    why = ""
-    for form, is_anew in _forms(stored, device):
-        try:
-            weight = stored.by_outputs() if is_anew else stored
-            result = _product(weight, states) if is_anew else wanted
-            layer = form(weight, None, dtype, device)
-            why = _difference(layer, states, result)
-            if is_anew:
-                why = why or _apart(result, wanted, NEAR_NUMBERS) or _rounded(weight, stored)
-        # NOTE: torch says so that a form is not there for this processor; memory that is short says the same of all.
-        except (RuntimeError, AttributeError) as error:
-            why = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        if not why:
-            layer.register_buffer("bias", None if bias is None else bias.to(device, dtype), persistent=False)
-            return layer
-        log.info("%s: %s is not used for %s: %s", name, form.__name__, stored.words, why)
-    raise LayerNotProven(
-        f"{name}: the quantised layer ({stored.kind}) does not give the product of its numbers: {why}"
-    )
-
-
-def _forms(stored: QuantizedWeight, device: torch.device) -> Iterator[tuple[type[QuantizedLinear], bool]]:
-    """The forms for a weight, the fastest first, each with whether the weight becomes int8 by outputs for the form."""
-    if stored.kind == INT4 and _packs(stored, device):
-        yield Int4Linear, False
-    if stored.kind != FP8 and device.type == "cpu":
-        yield Int8Linear, stored.kind == INT4 or stored.zeros is not None or stored.scales.shape[1] > 1
-    yield MadeLinear, False
-
-
-def _packs(stored: QuantizedWeight, device: torch.device) -> bool:
+def packs(stored: QuantizedWeight, device: torch.device) -> bool:
     """Whether torch's packed form takes a weight of 4 bits."""
     outer, inner = stored.shape
     fits = _packed_group(stored) > 0 and outer % _OUTPUTS == 0
@@ -490,57 +438,6 @@ def _packed_group(stored: QuantizedWeight) -> int:
     if inner % stored.group:
         return 0
     return max((size for size in PACKED_GROUPS if stored.group % size == 0), default=0)
-
-
-def proof_rows(inner: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Random rows of `inner` numbers, the same each time."""
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(_PROVEN_ROWS, inner, generator=generator).to(device, dtype)
-
-
-def _product(stored: QuantizedWeight, states: Tensor) -> Tensor:
-    """The product of rows with the numbers, float32 [rows, outer]."""
-    result = states.new_empty(len(states), stored.shape[0], dtype=torch.float32)
-    for first, part in stored.tiles():
-        numbers = part.numbers().to(states.device)
-        result[:, first : first + len(numbers)] = F.linear(states.float(), numbers)
-    return result
-
-
-def _apart(found: Tensor, wanted: Tensor, limit: float) -> str:
-    """How results differ by more than `limit` of the largest; empty where they do not."""
-    most = float((found.float() - wanted).abs().max()) / max(float(wanted.abs().max()), 1e-30)
-    return "" if most <= limit else f"results differ by {most:.2g} of the largest, the limit is {limit:g}"
-
-
-def _rounded(found: QuantizedWeight, stored: QuantizedWeight) -> str:
-    """How much the numbers of a weight differ from those of the file; empty within `NEAR_NUMBERS` of their mean size.
-
-    NOTE: a number that is far above the others of its output hides what the others lose from a product.
-    """
-    apart = size = 0.0
-    for (_, part), (_, wanted) in zip(found.tiles(), stored.tiles(), strict=True):
-        numbers = wanted.numbers()
-        size += float(numbers.abs().sum())
-        apart += float(numbers.sub_(part.numbers()).abs_().sum())
-    share = apart / max(size, 1e-30)
-    return (
-        ""
-        if share <= NEAR_NUMBERS
-        else f"numbers differ by {share:.2g} of their size, the limit is {NEAR_NUMBERS:g}"
-    )
-
-
-@torch.inference_mode()
-def _difference(layer: QuantizedLinear, states: Tensor, wanted: Tensor) -> str:
-    """What is wrong with a layer; empty where its results are those of the numbers, of each row in any company."""
-    found = layer(states)
-    limit = TOLERANCE[torch.bfloat16 if isinstance(layer, Int4Linear) else layer.dtype]
-    if why := _apart(found, wanted, limit):
-        return why
-    if layer.device.type == "cpu" and not torch.equal(layer(states[-1:]), found[-1:]):
-        return "the result of a row depends on the rows beside it"
-    return ""
 
 
 def is_quantized(model: nn.Module) -> bool:

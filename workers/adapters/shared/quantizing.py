@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from workers.adapters.shared.building import precision_of
+from workers.adapters.shared.proven_linears import layer_of, proof_rows
 from workers.adapters.shared.quantized_linears import (
     FP8,
     INT4,
@@ -34,8 +35,6 @@ from workers.adapters.shared.quantized_linears import (
     Int8Linear,
     QuantizedLinear,
     QuantizedWeight,
-    layer_of,
-    proof_rows,
     quantize,
     quantize_runs,
 )

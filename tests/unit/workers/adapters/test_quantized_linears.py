@@ -14,21 +14,18 @@ import torch.nn.functional as F
 import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from workers.adapters.shared import quantized_linears
+from workers.adapters.shared import proven_linears
 from workers.adapters.shared.building import parameter_bytes
+from workers.adapters.shared.proven_linears import NEAR_NUMBERS, LayerNotProven, _forms, layer_of
 from workers.adapters.shared.quantized_linears import (
     FP8,
     INT4,
     INT8,
-    NEAR_NUMBERS,
     Int4Linear,
     Int8Linear,
-    LayerNotProven,
     MadeLinear,
     QuantizedLinear,
     QuantizedWeight,
-    _forms,
-    layer_of,
     quantize,
 )
 from workers.adapters.shared.quantizing import Quantizer, merged
@@ -294,7 +291,7 @@ def test_a_product_that_fails_its_proof_is_not_used(fault: str, monkeypatch: pyt
 
 
 def test_a_layer_that_no_form_computes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quantized_linears, "TOLERANCE", dict.fromkeys(DTYPES, -1.0))
+    monkeypatch.setattr(proven_linears, "TOLERANCE", dict.fromkeys(DTYPES, -1.0))
     with pytest.raises(LayerNotProven, match=r"^a: the quantised layer \(int8\).*the limit is -1"):
         layer_of("a", quantize(drawn(32, 64), INT8), None, torch.float32, CPU)
 
