@@ -8,13 +8,11 @@ loaded only with `repository.allow_python`.
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib.abc import SourceLoader
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -23,6 +21,7 @@ import torch
 
 from ipc.catalog.model_config import ModelConfig
 from workers.adapters.base import AdapterSpec, LoadContext, Pause
+from workers.adapters.registry import run_file
 from workers.adapters.shared.named_tensors import NamedBatch
 from workers.adapters.shared.program import RepositoryProgram, entry_of
 from workers.repository.layout import ModelRefused
@@ -145,17 +144,8 @@ class PythonModelAdapter(RepositoryProgram):
 def _class_of(path: Path, wanted: type[BaseModel]) -> type[BaseModel]:
     """The one class of a file that is a model of the `wanted` kind."""
     name = f"penstock_repository_model_{next(_numbers)}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or not isinstance(spec.loader, SourceLoader):
-        raise ModelRefused(f"{path.name} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    # NOTE: dataclasses look up the module of their class here.
-    sys.modules[name] = module
-    try:
-        # NOTE: no compiled file is written or read, as it could be that of an older version of equal size and time.
-        exec(spec.loader.source_to_code(path.read_bytes(), str(path)), vars(module))
-    finally:
-        del sys.modules[name]
+    module = run_file(name, path, path.read_bytes())
+    del sys.modules[name]
     classes = [
         value
         for value in vars(module).values()

@@ -14,6 +14,7 @@ import importlib
 import importlib.util
 import sys
 from difflib import get_close_matches
+from importlib.abc import SourceLoader
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
@@ -145,26 +146,32 @@ def _from_file(path: str) -> Any:
     """The class of "/directory/adapter.py:Class". A changed file is run again as a new module."""
     file, _, class_name = path.rpartition(":")
     place = hashlib.sha256(file.encode()).hexdigest()[:16]
-    content = hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16]
+    source = Path(file).read_bytes()
+    content = hashlib.sha256(source).hexdigest()[:16]
     module = sys.modules.get(f"penstock_adapter_{place}")
     if module is None or module.__dict__.get("_content") != content:
-        module = _run_file(f"penstock_adapter_{place}", file)
+        module = run_file(f"penstock_adapter_{place}", Path(file), source)
         module.__dict__["_content"] = content
     if not hasattr(module, class_name):
         raise UnknownAdapterError(f"unknown adapter {class_name!r}: {Path(file).name} has no such class")
     return getattr(module, class_name)
 
 
-def _run_file(name: str, file: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, file)
-    if spec is None or spec.loader is None:
-        raise UnknownAdapterError(f"unknown adapter: {Path(file).name} is no Python file")
+def run_file(name: str, path: Path, source: bytes) -> ModuleType:
+    """A module called `name`, also in `sys.modules`, that has run `source`, the text of `path`.
+
+    No compiled file is written or read, as the file could be of an older text with equal size and time. Raises
+    `UnknownAdapterError` for a file with another suffix, and any error of the code.
+    """
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or not isinstance(spec.loader, SourceLoader):
+        raise UnknownAdapterError(f"unknown adapter: {path.name} is no Python file")
     module = importlib.util.module_from_spec(spec)
     before = sys.modules.get(name)
     # NOTE: dataclasses and type hints look up their module by name while the module runs.
     sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        exec(spec.loader.source_to_code(source, str(path)), vars(module))
     except BaseException:
         del sys.modules[name]
         if before is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
 from importlib.metadata import EntryPoint, EntryPoints
@@ -79,3 +80,20 @@ def test_a_check_knows_families_and_lets_dotted_paths_pass_unimported() -> None:
 def test_what_is_no_adapter_is_refused() -> None:
     with pytest.raises(TypeError, match="not a subclass"):
         resolve("workers.adapters.base:AdapterSpec")
+
+
+def test_a_changed_file_of_equal_size_and_time_is_the_new_code(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Python's own import compares the size and the second of a change, and would run the old bytecode."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    file = tmp_path / "adapter.py"
+
+    def told(word: str) -> object:
+        source = "from workers.adapters.dense import DenseAdapter\n\n\nclass Mine(DenseAdapter):\n    word = WORD\n"
+        file.write_text(source.replace("WORD", repr(word)))
+        os.utime(file, (1_700_000_000, 1_700_000_000))
+        return vars(resolve(f"{file}:Mine", files=True))["word"]
+
+    assert [told("first"), told("other")] == ["first", "other"]
+    assert list(tmp_path.iterdir()) == [file]
