@@ -21,7 +21,7 @@ import functools
 import gc
 import os
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from _pytest.nodeid import NodeId
 from hypothesis import HealthCheck, settings
 
 from tests.harness import accounting
+from tests.harness.broker import Broker, broker
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -55,6 +56,19 @@ SHARED_SERVERS = (
     "warm_server",
 )
 """Fixtures of scope `session` that start a server for several files."""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory for all tests of a file."""
+    return tmp_path_factory.mktemp("place")
+
+
+@pytest.fixture(scope="module")
+def one_broker(place: Path) -> Iterator[Broker]:
+    """A broker for all tests of a file that needs one."""
+    with broker(place / "broker") as one:
+        yield one
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -32,7 +32,8 @@ ROWS_S = 600.0
 TRY_AGAIN_S = 2.0
 TIMEOUT_S = 2.0
 _UNREADABLE, _UNWRITABLE = "the bucket of models cannot be read", "the bucket of models cannot be written"
-_GONE = ("DEL", "PURGE")
+GONE = ("DEL", "PURGE")
+"""Operations of the mark of a removed value."""
 LOST = (Error, APIError, TimeoutError, OSError)
 """What the client library raises for a broker that is away, has no JetStream or no room."""
 
@@ -85,6 +86,33 @@ async def making(
             wanted.set()
 
 
+async def entries_of(bucket: KeyValue) -> list[KeyValue.Entry]:
+    """All values of a bucket with their keys, without removed ones. Raises one of `LOST`."""
+    found: list[KeyValue.Entry] = []
+    watcher = await bucket.watchall()
+    try:
+        async with asyncio.timeout(10 * TIMEOUT_S):
+            async for entry in watcher:
+                if entry is None:
+                    break
+                if entry.operation not in GONE:
+                    found.append(entry)
+    finally:
+        await watcher.stop()  # type: ignore[no-untyped-call]
+    return found
+
+
+async def create(broker: Broker, name: str, ttl_s: float | None) -> KeyValue:
+    """Make a bucket whose values the brokers forget `ttl_s` seconds after the last write, or never.
+
+    Raises one of `LOST`.
+    """
+    wanted = KeyValueConfig(
+        bucket=name, history=1, ttl=ttl_s, storage=StorageType.FILE, replicas=broker.replicas
+    )
+    return await broker.client.jetstream(timeout=TIMEOUT_S).create_key_value(wanted)
+
+
 class Follower:
     """Tells a gateway of all rows."""
 
@@ -106,8 +134,8 @@ class Follower:
     def _heard(self, message: Msg) -> None:
         key = message.subject.removeprefix(subjects(self._names)[:-1])
         operation = (message.headers or {}).get("KV-Operation")
-        row = None if operation in _GONE else self._readable(message.data)
-        if row is not None or operation in _GONE:
+        row = None if operation in GONE else self._readable(message.data)
+        if row is not None or operation in GONE:
             self._live[key] = row
             self._take(key, row)
 
@@ -123,17 +151,10 @@ class Follower:
         self._live, rows = {}, dict[str, Row]()
         try:
             bucket = await self._broker.client.jetstream(timeout=TIMEOUT_S).key_value(self._names.models)
-            watcher = await bucket.watchall()
-            try:
-                async with asyncio.timeout(10 * TIMEOUT_S):
-                    async for entry in watcher:
-                        if entry is None:
-                            break
-                        row = None if entry.operation in _GONE else self._readable(entry.value or b"")
-                        if row is not None:
-                            rows[entry.key] = row
-            finally:
-                await watcher.stop()  # type: ignore[no-untyped-call]
+            for entry in await entries_of(bucket):
+                row = self._readable(entry.value or b"")
+                if row is not None:
+                    rows[entry.key] = row
         except BucketNotFoundError:
             self._seldom.over(_UNREADABLE)
             return True
@@ -213,11 +234,4 @@ class Writer:
             return bucket
         except BucketNotFoundError:
             pass
-        wanted = KeyValueConfig(
-            bucket=self._names.models,
-            history=1,
-            ttl=ROWS_S,
-            storage=StorageType.FILE,
-            replicas=self._broker.replicas,
-        )
-        return await stream.create_key_value(wanted)
+        return await create(self._broker, self._names.models, ROWS_S)

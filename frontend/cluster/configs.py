@@ -59,6 +59,10 @@ class BundleView:
     adapters: frozenset[str]
     boxes: dict[str, wire.BoxConfigs | None] = field(default_factory=dict)
 
+    def can_run(self, entry: ModelEntry) -> bool:
+        """Whether the boxes have all adapters of a model."""
+        return self.adapters.issuperset(entry.adapters)
+
 
 @dataclass(frozen=True, slots=True)
 class _Known:
@@ -258,9 +262,9 @@ class ClusterConfigs(Configs):
     def _routes(self, entry: ModelEntry) -> list[str]:
         """Bundles that can run a model. Raises `ConfigRefused` where none can."""
         views, needed = self._views(), set(entry.adapters)
+        able = [name for name, view in views.items() if view.can_run(entry)]
         known = self._models.families.union(*(view.adapters for view in views.values()))
         lacking = sorted(needed - known)
-        able = [name for name, view in views.items() if needed <= view.adapters]
         if lacking or (views and not able):
             which = lacking[0] if lacking else ", ".join(sorted(needed))
             raise ConfigRefused(
@@ -298,22 +302,16 @@ class ClusterConfigs(Configs):
 
     def _expected(self, view: BundleView) -> str:
         """Digest of all that is configured for a bundle."""
-        able = {
-            model: self._contents[model]
-            for model, entry in self._entries.items()
-            if set(entry.adapters) <= view.adapters
-        }
-        return wire.digest_of(able)
+        able = (model for model, entry in self._entries.items() if view.can_run(entry))
+        return wire.digest_of({model: self._contents[model] for model in able})
 
     def status(self, model: str) -> dict[str, Any]:
         self._check_read()
         entry, source = self._entries.get(model), "api"
         if entry is None:
             entry, source = self._files_of(model), "filesystem"
-        needed, shown = set(entry.adapters), []
-        for name, view in self._views().items():
-            if needed <= view.adapters:
-                shown.append(self._bundle_status(name, view, model))
+        able = ((name, view) for name, view in self._views().items() if view.can_run(entry))
+        shown = [self._bundle_status(name, view, model) for name, view in able]
         return {
             "model_id": model,
             "config_epoch": self._followed.revision,
@@ -360,7 +358,7 @@ class ClusterConfigs(Configs):
         entry = self._entries.get(base) or self._files_of(base)
         if model != base and model not in {f"{base}:{name}" for name in _profiles(entry)}:
             raise ModelNotFound(f"Model {model[:200]!a} not found", error="model_not_found")
-        able = [name for name, view in self._views().items() if set(entry.adapters) <= view.adapters]
+        able = [name for name, view in self._views().items() if view.can_run(entry)]
         bundles = able if base in self._entries else self._models.bundles_of(base)
         if bundle and bundle not in bundles:
             raise DependencyConflict(
@@ -392,8 +390,7 @@ class ClusterConfigs(Configs):
 
         def able(model: str) -> Collection[str]:
             entry = self._entries.get(model)
-            needed = set() if entry is None else set(entry.adapters)
-            return [name for name, view in views.items() if entry is not None and needed <= view.adapters]
+            return [] if entry is None else [name for name, view in views.items() if view.can_run(entry)]
 
         found = sorted((each.model, each.document) for each in self._followed.values.values())
         return {

@@ -15,19 +15,17 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from nats.aio.msg import Msg
-from nats.js.api import KeyValueConfig, StorageType
 from nats.js.errors import BucketNotFoundError, KeyNotFoundError
 from nats.js.kv import KeyValue
 
 from frontend.cluster.broker import HEAD_NBYTES, Broker, readable
-from frontend.cluster.bucket import LOST, TIMEOUT_S, reading
+from frontend.cluster.bucket import LOST, TIMEOUT_S, create, entries_of, reading
 from ipc.errors import StateFull
 from ipc.logs import Seldom
 
 log = logging.getLogger(__name__)
 
 LOOK_AGAIN_S = (0.2, 2.0)
-_GONE = ("DEL", "PURGE")
 T = TypeVar("T")
 
 
@@ -75,7 +73,7 @@ class Kept:
             raise StateFull(
                 f"a value of the bucket {self.name} would have {len(data)} bytes; the brokers take {most}"
             )
-        bucket = await self.found() or await self._made()
+        bucket = await self.found() or await create(self._broker, self.name, self._ttl_s)
         return await bucket.update(key, data, last=last or None)
 
     async def remove(self, key: str) -> None:
@@ -83,16 +81,6 @@ class Kept:
         bucket = await self.found()
         if bucket is not None:
             await bucket.purge(key)
-
-    async def _made(self) -> KeyValue:
-        wanted = KeyValueConfig(
-            bucket=self.name,
-            history=1,
-            ttl=self._ttl_s,
-            storage=StorageType.FILE,
-            replicas=self._broker.replicas,
-        )
-        return await self._broker.client.jetstream(timeout=TIMEOUT_S).create_key_value(wanted)
 
 
 class Followed(Generic[T]):
@@ -194,17 +182,9 @@ class Followed(Generic[T]):
             # What was known stays: brokers that lost their disks do not undo what was configured.
             self._told()
             return
-        found, before, newest = dict[str, tuple[bytes, int]](), dict(self.revisions), self.revision
-        watcher = await bucket.watchall()
-        try:
-            async with asyncio.timeout(10 * TIMEOUT_S):
-                async for entry in watcher:
-                    if entry is None:
-                        break
-                    if entry.operation not in _GONE:
-                        found[entry.key] = entry.value or b"", entry.revision or 0
-        finally:
-            await watcher.stop()  # type: ignore[no-untyped-call]
+        before, newest = dict(self.revisions), self.revision
+        entries = await entries_of(bucket)
+        found = {entry.key: (entry.value or b"", entry.revision or 0) for entry in entries}
         if found and max(revision for _, revision in found.values()) < newest:
             # The bucket was made anew under its name, and counts from 1 again.
             before = self.revisions = dict.fromkeys(self.revisions, 0)

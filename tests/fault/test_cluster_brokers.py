@@ -16,11 +16,6 @@ from tests.harness.server import Server, wait_until
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("brokers")
-
-
-@pytest.fixture(scope="module")
 def brokers(place: Path) -> Iterator[Sequence[Broker]]:
     with three_brokers(place) as members:
         yield members

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.broker import Broker, broker
+from tests.harness.broker import Broker
 from tests.harness.cluster import Box, box, gateway_over, is_cut_off, living, serves
 from tests.harness.history import Clients, History
 from tests.harness.relay import Relay, relay
@@ -22,17 +22,6 @@ WAYS = {
     "its words are lost": {"there": False},
     "it hears nothing": {"back": False},
 }
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("network")
-
-
-@pytest.fixture(scope="module")
-def one_broker(place: Path) -> Iterator[Broker]:
-    with broker(place / "broker") as one:
-        yield one
 
 
 @pytest.fixture(scope="module")

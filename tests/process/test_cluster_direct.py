@@ -16,23 +16,12 @@ import pytest
 from frontend.cluster.pieces import MOST_ITEMS
 from tests.fakes.adapter import vector_of
 from tests.fakes.holding import holding
-from tests.harness.broker import PATIENCE_S, Broker, broker
+from tests.harness.broker import PATIENCE_S, Broker
 from tests.harness.cluster import Box, box, gateway, gateway_over, held, in_flight, is_cut_off, living, serves
 from tests.harness.load import Load
 from tests.harness.server import Answer, Server, wait_until
 
 MODELS = ("fake/echo", "fake/score", "fake/tokens")
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cluster")
-
-
-@pytest.fixture(scope="module")
-def one_broker(place: Path) -> Iterator[Broker]:
-    with broker(place / "broker") as one:
-        yield one
 
 
 @pytest.fixture(scope="module")

@@ -16,23 +16,12 @@ import pytest
 
 from tests.fakes.adapter import vector_of
 from tests.fakes.holding import holding
-from tests.harness.broker import PATIENCE_S, Broker, broker
+from tests.harness.broker import PATIENCE_S, Broker
 from tests.harness.cluster import Box, box
 from tests.harness.server import eventually, wait_until
 from tests.unit.frontend.bridge.test_foreign import item
 
 ANSWER_S = 60.0
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("foreign-items")
-
-
-@pytest.fixture(scope="module")
-def one_broker(place: Path) -> Iterator[Broker]:
-    with broker(place / "broker") as one:
-        yield one
 
 
 @pytest.fixture(scope="module")

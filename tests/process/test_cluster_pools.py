@@ -9,19 +9,13 @@ from typing import Any
 import nats
 import pytest
 
-from tests.harness.broker import PATIENCE_S, Broker, broker
+from tests.harness.broker import PATIENCE_S, Broker
 from tests.harness.cluster import box, gateway, living, serves
 from tests.harness.server import Answer, Server, wait_until
 
 BODY = {"items": [{"text": "x"}]}
 BOXES = {"a", "b"}
 Pair = tuple[Server, Server]
-
-
-@pytest.fixture(scope="module")
-def one_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with broker(tmp_path_factory.mktemp("broker")) as one:
-        yield one
 
 
 @pytest.fixture(scope="module")

@@ -38,11 +38,6 @@ MOVED_AT_BRIDGE = (
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("queue")
-
-
-@pytest.fixture(scope="module")
 def one_broker(place: Path) -> Iterator[Broker]:
     with broker(place / "broker") as one:
         other = StreamConfig(

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from tests.fakes.adapter import vector_of
-from tests.harness.broker import Broker, broker
+from tests.harness.broker import Broker
 from tests.harness.cluster import box, gateway, serves
 from tests.harness.server import Answer, Server, wait_until
 
@@ -58,12 +58,6 @@ with SIEClient(sys.argv[1]) as client:
     }
 print(json.dumps(found))
 """
-
-
-@pytest.fixture(scope="module")
-def one_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with broker(tmp_path_factory.mktemp("broker")) as one:
-        yield one
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from falcon.asgi import Request, Response
 from msgspec import Meta
 
 from frontend.engine.interface import Configs
-from frontend.protocols.gateway.pools import check_admin
+from frontend.protocols.gateway.pools import answer_as, check_admin
 from frontend.protocols.sie import faults
 from frontend.protocols.sie.errors import ModelErrorResponse
 from frontend.protocols.sie.schemas import FlatBody, decode, refuse_repeated
@@ -163,7 +163,7 @@ class ModelsResource:
 
     async def on_get(self, req: Request, resp: Response) -> None:
         """The models by name. Raises `QueueUnavailable`."""
-        answer_json(resp, {"models": _configs(self._services).models()})
+        answer_as(resp, {"models": _configs(self._services).models()}, ConfiguredModels)
 
     async def on_post(self, req: Request, resp: Response) -> None:
         """Add a model or profiles: 201 with new profiles, else 200. Raises as `Configs.put` does."""
@@ -187,7 +187,7 @@ class ModelResource:
         name = model.removesuffix(_STATUS)
         check_id(name)
         if name != model:
-            answer_json(resp, configs.status(name))
+            answer_as(resp, configs.status(name), ConfigStatus)
         else:
             _answer_yaml(resp, configs.document(name))
 
@@ -200,9 +200,7 @@ class BundlesResource:
 
     async def on_get(self, req: Request, resp: Response) -> None:
         """The bundles by priority."""
-        found = _configs(self._services).bundles()
-        shown = [{name: value for name, value in each.items() if name != "adapters"} for each in found]
-        answer_json(resp, {"bundles": shown})
+        answer_as(resp, {"bundles": _configs(self._services).bundles()}, Bundles)
 
 
 class BundleResource:
@@ -229,7 +227,7 @@ class EpochResource:
 
     async def on_get(self, req: Request, resp: Response) -> None:
         """The epoch. Raises `QueueUnavailable`."""
-        answer_json(resp, _configs(self._services).epoch())
+        answer_as(resp, _configs(self._services).epoch(), Epoch)
 
 
 class ExportResource:
@@ -241,7 +239,7 @@ class ExportResource:
     async def on_get(self, req: Request, resp: Response) -> None:
         """All documents of one epoch. Raises `QueueUnavailable`."""
         check_admin(req, self._services)
-        answer_json(resp, _configs(self._services).export())
+        answer_as(resp, _configs(self._services).export(), Export)
 
 
 class ResolveResource:
@@ -262,7 +260,7 @@ class ResolveResource:
             bundle, rest = "", asked.model
         if not rest or (mark and not bundle):
             raise InvalidInput(f"model: {asked.model[:64]!a} names no model", error="invalid_model_spec")
-        answer_json(resp, _configs(services).resolve(rest, bundle or asked.bundle or ""))
+        answer_as(resp, _configs(services).resolve(rest, bundle or asked.bundle or ""), Resolved)
 
 
 class NoConfigResource:

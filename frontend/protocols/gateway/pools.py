@@ -5,7 +5,7 @@ Whoever may ask for vectors may look at pools; who makes, renews or removes a po
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import falcon
 import msgspec
@@ -149,6 +149,11 @@ def check_admin(req: Request, services: Services) -> None:
     services.access.grant_for(req.scope, "admin", spend=False)
 
 
+def answer_as(resp: Response, value: dict[str, Any], form: type[msgspec.Struct]) -> None:
+    """Answer with the fields of `form`, which describes the answer."""
+    answer_json(resp, msgspec.convert(value, form))
+
+
 class PoolsResource:
     """All pools."""
 
@@ -157,7 +162,7 @@ class PoolsResource:
 
     async def on_get(self, req: Request, resp: Response) -> None:
         """The pools by name."""
-        answer_json(resp, {"pools": _pools(self._services).all()})
+        answer_as(resp, {"pools": _pools(self._services).all()}, PoolList)
 
     async def on_post(self, req: Request, resp: Response) -> None:
         """Make or change a pool: 201 for a new one, else 200. Raises `InvalidInput`, `Forbidden` and `StateFull`."""
@@ -167,7 +172,7 @@ class PoolsResource:
             spec = spec_of(body)
         made, is_new = await _pools(services).put(spec)
         resp.status = falcon.HTTP_201 if is_new else falcon.HTTP_200
-        answer_json(resp, made)
+        answer_as(resp, made, PoolObject)
 
 
 class PoolResource:
@@ -178,13 +183,13 @@ class PoolResource:
 
     async def on_get(self, req: Request, resp: Response, pool: str) -> None:
         """The pool. Raises `PoolNotFound`."""
-        answer_json(resp, _pools(self._services).find(pool.lower()))
+        answer_as(resp, _pools(self._services).find(pool.lower()), PoolObject)
 
     async def on_delete(self, req: Request, resp: Response, pool: str) -> None:
         """Remove the pool. Raises `PoolNotFound` and `Forbidden`."""
         check_admin(req, self._services)
         await _pools(self._services).remove(pool.lower())
-        answer_json(resp, {"message": f"pool {pool.lower()!r} is removed"})
+        answer_json(resp, Said(f"pool {pool.lower()!r} is removed"))
 
 
 class RenewResource:
@@ -196,7 +201,7 @@ class RenewResource:
     async def on_post(self, req: Request, resp: Response, pool: str) -> None:
         """Begin the lease anew. Raises `PoolNotFound`."""
         check_admin(req, self._services)
-        answer_json(resp, await _pools(self._services).renew(pool.lower()))
+        answer_as(resp, await _pools(self._services).renew(pool.lower()), PoolObject)
 
 
 class NoPoolResource:
