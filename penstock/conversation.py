@@ -2,6 +2,7 @@
 terminal.
 
 1. `Server` sends one request at a time. Leaving the context of an answer closes the connection, so the server stops.
+   `absence` says before a message whether the server has a model.
 2. `Conversation.ask` sends the messages so far with a new one, and gives the pieces of the answer as they come.
 3. `Conversation.show` keeps pictures for the next message, as data URLs.
 4. A message without any answer is forgotten, so that it can be sent again. Its pictures stay for the next message.
@@ -17,15 +18,21 @@ import json
 import mimetypes
 from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
+from typing import Any, TypeVar
+from urllib.parse import quote, urlsplit
+
+import msgspec
 
 from penstock import target, terminal
 
+T = TypeVar("T")
 PATH = "/v1/chat/completions"
 TEXTS = ("reasoning_content", "content")
 """Kinds of pieces that are text of the model."""
+MODELS = "/v1/models"
 MOST_PICTURE_NBYTES = 32 << 20
+_SHOWN = 20
+"""Models that a message names."""
 _SILENCE_S = 120.0
 """A server that works sends a comment every few seconds (`generation.keep_alive_s`)."""
 
@@ -40,6 +47,21 @@ class Refused(NoAnswer):
     def __init__(self, message: str, status: int, field: str) -> None:
         super().__init__(message)
         self.status, self.field = status, field
+
+
+class _Model(msgspec.Struct):
+    """A model in the forms of OpenAI and of SIE. A model that writes text and nothing else has no `outputs`."""
+
+    id: str = ""
+    name: str = ""
+    outputs: list[str] = []
+
+
+class _Models(msgspec.Struct):
+    """What a server tells of its models. A server of others tells no `models`."""
+
+    data: list[_Model]
+    models: list[_Model] = []
 
 
 class Server:
@@ -71,6 +93,46 @@ class Server:
             raise NoAnswer(f"no answer from {self.url}: {why}; is a server running there?") from error
         finally:
             connection.close()
+
+    def models(self) -> list[str]:
+        """Names of the models that write text, as far as the server tells; empty where no list comes.
+
+        Raises `NoAnswer` where no server answers.
+        """
+        told = self._told(MODELS, _Models)
+        if told is None:
+            return []
+        others = {model.name for model in told.models if model.outputs}
+        return [terminal.one_line(model.id) for model in told.data if model.id and model.id not in others]
+
+    def absence(self, model: str) -> str:
+        """Why the server has no model of that name that writes text, with the names of those that there are.
+
+        Empty for a model that the server has, and where the server does not tell. Raises `NoAnswer` where no server
+        answers.
+        """
+        one = self._told(f"{MODELS}/{quote(model, errors='replace')}", _Model)
+        if one is not None and not one.outputs:
+            return ""
+        names = self.models()
+        if not names or model in names:
+            return ""
+        why = "does not exist" if one is None else "generates no text"
+        return f"model {model[:200]!a} {why}; {listing(names)}"
+
+    def _told(self, path: str, kind: type[T]) -> T | None:
+        """The answer to a GET, None for a refusal and for an answer of another form. Raises `NoAnswer`."""
+        try:
+            with self.asked("GET", path) as response:
+                return msgspec.json.decode(response.read(), type=kind)
+        except (Refused, msgspec.DecodeError, RecursionError):
+            return None
+
+
+def listing(names: list[str]) -> str:
+    """Names of models as a message has them."""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"models of generated text: {', '.join(names[:_SHOWN])}{more}"
 
 
 def _refusal(response: http.client.HTTPResponse) -> Refused:

@@ -21,8 +21,8 @@ from frontend.engine.events import Ended, Finished, Reasoning, Started, Text
 from ipc.errors import WorkerLost
 from penstock import chat
 from penstock.cli import main
-from penstock.conversation import NoAnswer, pieces
-from tests.fakes.generation_server import CHAT, ENDED, RecordedServer
+from penstock.conversation import NoAnswer, Refused, Server, pieces
+from tests.fakes.generation_server import CHAT, DENSE, ENDED, RecordedServer
 from tests.harness.server import ROOT, wait_until
 
 COMMAND = (sys.executable, "-m", "penstock", "chat")
@@ -65,15 +65,23 @@ def test_answers_come_line_by_line_and_the_conversation_goes_on(server: Recorded
 
 
 def test_the_model_and_the_message_of_the_system_are_changed_on_the_way(server: RecordedServer) -> None:
-    lines = ("/system be brief", "one", "/model other", "two", f"/model {CHAT}", "/system", "three", "/what")
+    models = ("/model other", f"/model {DENSE}", f"/model {CHAT}", "/model")
+    lines = ("/system be brief", "one", *models, "two", "/system", "three", "/what")
     with server.listening() as url:
-        done = piped(url, *lines, arguments=(CHAT,))
-    assert done.stdout == "Hello you\n" * 2 and "model 'other' does not exist" in done.stderr
-    told = ("the message of the system is set", "the model is other", "there is no message of the system")
+        done = piped(url, *lines)
+    assert done.stdout == "Hello you\n" * 3
+    told = (
+        f"model 'other' does not exist; models of generated text: default, {CHAT}; the model is still default",
+        f"model '{DENSE}' generates no text; models of generated text: default, {CHAT}; the model is still default",
+        f"the model is {CHAT}\n",
+        f"the model is {CHAT}; models of generated text: default, {CHAT}\n",
+        "the message of the system is set",
+        "there is no message of the system",
+    )
     assert all(text in done.stderr for text in (*told, "/model NAME and /system TEXT"))
-    first, second = (call.messages or [] for call in server.engine.calls)
+    first, _, third = (call.messages or [] for call in server.engine.calls)
     assert [message["content"] for message in first] == ["be brief", "one"]
-    assert [message["content"] for message in second] == ["one", "Hello you", "three"]
+    assert [message["content"] for message in third] == ["one", "Hello you", "two", "Hello you", "three"]
 
 
 def test_run_asks_a_server_that_has_the_model(
@@ -121,7 +129,9 @@ def test_a_failed_answer_is_told_and_forgotten(server: RecordedServer) -> None:
 def test_an_unknown_model_and_an_absent_server_are_told_in_one_line(server: RecordedServer) -> None:
     with server.listening() as url:
         unknown = piped(url, "one", arguments=("no/model",))
-    assert unknown.returncode == 1 and "no/model" in unknown.stderr and unknown.stderr.count("\n") == 1
+    assert (unknown.returncode, unknown.stdout, server.engine.calls) == (1, "", [])
+    there = f"models of generated text: default, {CHAT}"
+    assert unknown.stderr == f"penstock: model 'no/model' does not exist; {there}\n"
     absent = piped(url, "one")
     assert absent.returncode == 1
     assert absent.stderr.startswith(f"penstock: no answer from {url}: ") and absent.stderr.count("\n") == 1
@@ -139,6 +149,35 @@ def test_a_key_that_no_header_can_hold_is_a_wrong_setting(
     monkeypatch.setenv("PENSTOCK_KEY", "pk_a\r\nX-Other: b")
     assert main(["chat", "--url", "http://127.0.0.1:9"]) == 3
     assert "PENSTOCK_KEY: this is no API key" in capsys.readouterr().err
+
+
+class Told(Server):
+    """A server that answers with the bodies that are given, by path, and refuses other paths."""
+
+    def __init__(self, **bodies: bytes) -> None:
+        super().__init__("http://127.0.0.1:9", "")
+        self._bodies = bodies
+
+    @contextmanager
+    def asked(self, method: str, path: str, body: Any = None) -> Iterator[Any]:
+        """The answer to a GET."""
+        name = path.removeprefix("/v1/").replace("/", "_")
+        if name not in self._bodies:
+            raise Refused("not found", 404, "")
+        yield io.BytesIO(self._bodies[name])
+
+
+def test_a_server_of_others_has_the_models_of_its_list_and_none_is_refused_without_a_list() -> None:
+    listed = b'{"data": [{"id": "a/b"}, {"id": "c\\u001b"}], "object": "list"}'
+    server = Told(models=listed)
+    assert server.absence("a/b") == ""
+    assert server.absence("x") == "model 'x' does not exist; models of generated text: a/b, c"
+    many = b'{"data": [%s]}' % b",".join(b'{"id": "%d"}' % number for number in range(30))
+    assert Told(models=many).absence("x").endswith(" 18, 19 and 10 more")
+    for body in (b"{", b"5", b"{}", b'{"data": [5]}', b'{"data": []}'):
+        assert Told(models=body).absence("x") == "" and Told(models=body).models() == []
+    assert Told().absence("x") == "" and Told(models_x=b"{}").absence("x") == ""
+    assert Told(models=listed).absence("\udcff").startswith("model '\\udcff' does not exist")
 
 
 @pytest.mark.parametrize("data", [b"{", b"5", b"{}", b'{"choices": 5}', b'{"choices": [{}]}'])

@@ -75,7 +75,9 @@ def test_a_model_in_a_file_is_served_beside_another_server_asked_and_stopped(pla
         with start(place, settings=addresses) as run:
             answer, errors = run.communicate("hi\n/model\n/bye\nnever\n", timeout=120)
     assert run.returncode == 0, errors
-    assert answer.strip() and errors.count("the model is tiny\n") == 1
+    assert (
+        answer.strip() and errors.count("the model is tiny; models of generated text: default, tiny\n") == 1
+    )
     assert_nothing_is_left(place)
 
 
