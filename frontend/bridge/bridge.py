@@ -53,6 +53,7 @@ from ipc.wire.cluster import (
     encode,
     read_beat,
 )
+from ipc.wire.cluster_configs import key_of
 from ipc.wire.cluster_names import Names, row_key
 from ipc.wire.messages import ModelStatus
 
@@ -66,6 +67,8 @@ TRY_AGAIN_S = 2.0
 ITEMS_EACH = 64
 """Items of the queue that a box takes for each of its workers while they have room."""
 MOST_AGE_S = 5.0
+MOST_DIGITS = 19
+"""Digits of an instant in nanoseconds since 1970."""
 CLOCK_TURN_NS = 30 * 10**9
 CONFIRMED_S = 1.0
 """How long an orderly stop waits for gateways to confirm what they have."""
@@ -90,7 +93,7 @@ class Ages:
         """Age of a delivery in seconds, 0 to `MOST_AGE_S`; `ack` is its subject, `now_ns` the time of this host."""
         tokens = ack.split(".")
         place = 7 if len(tokens) == 9 else 9
-        if len(tokens) <= place or not tokens[place].isdecimal():
+        if len(tokens) <= place or not tokens[place].isdecimal() or len(tokens[place]) > MOST_DIGITS:
             return 0.0
         since_ns = now_ns - int(tokens[place])
         if not 0 <= now_ns - self._turn_ns < CLOCK_TURN_NS:
@@ -360,6 +363,7 @@ class Bridge:
         catalog = self._models.catalog
         rows: dict[str, Row] = {}
         by_worker = {worker.name: _by_entry(worker) for worker in workers}
+        configured = self._configured.kept
         for entry in catalog.sources:
             versioned = isinstance(entry, VersionEntry)
             chosen = self._models.chosen(entry.id.rpartition("@")[0]) if versioned else ()
@@ -371,6 +375,7 @@ class Bridge:
                 entry if isinstance(entry, VersionEntry) else None,
                 states,
                 chosen,
+                key_of(entry.id) in configured,
             )
         rows[self.box] = BoxRow(
             VERSION,

@@ -53,7 +53,9 @@ class ConfiguredModels:
         self._refused: dict[str, str] = {}
         self._given: dict[str, wire.Content] = {}
         """Content of the models that have files, or that the box's own files have alike."""
-        self._told: tuple[int, int] = (-1, -1)
+        self.kept = self._listed()
+        """Keys of the models that the box has by files of configurations, also of an earlier life of the bridge."""
+        self._told: tuple[Sequence[ModelEntry], Mapping[str, wire.Content]] = (), {}
         self._digest = ""
         self.version = 0
         """Grows with every change of what `told` tells, unless models of workers changed."""
@@ -73,15 +75,17 @@ class ConfiguredModels:
 
     def told(self) -> BoxConfigs:
         """What the box has of the configurations."""
-        if self._told != (now := (self._models.version, self.version)):
-            served = {entry.id: entry for entry in self._models.catalog.sources if entry.id in self._given}
+        # PERF: the content of a model takes a quarter of a millisecond, and the states of workers change all the time.
+        sources = self._models.catalog.sources
+        if self._told[0] is not sources or self._told[1] is not self._given:
+            served = {entry.id: entry for entry in sources if entry.id in self._given}
             # A model that is served otherwise, as workers have yet to read its file, gives another digest.
             contents = {
                 model: {name: found.get(name, {}) for name in self._given[model]}
                 for model, entry in served.items()
                 for found in (wire.content_of(entry),)
             }
-            self._digest, self._told = wire.digest_of(contents), now
+            self._digest, self._told = wire.digest_of(contents), (sources, self._given)
         refused = dict(itertools.islice(self._refused.items(), MOST_REFUSED))
         return BoxConfigs(self._followed.revision, self._digest, refused)
 
@@ -100,14 +104,21 @@ class ConfiguredModels:
         known = {each.model: each for each in self._followed.values.values()}
         if not known and not (self._followed.is_there and self._root.exists()):
             return
-        before = self._refused, self._given
+        before = self._refused, self._given, self.kept
         # NOTE: files of a catalog are read and written, which would hold up the event loop.
         self._refused, self._given = await asyncio.to_thread(self._write, known, self._taken())
+        self.kept = await asyncio.to_thread(self._listed)
         for model, why in self._refused.items():
             if before[0].get(model) != why:
                 log.warning("the configuration of %s is refused: %s", model, why)
-        if before != (self._refused, self._given):
+        if before != (self._refused, self._given, self.kept):
             self.version += 1
+
+    def _listed(self) -> set[str]:
+        try:
+            return {path.stem for path in self._root.iterdir() if path.suffix == ".yaml"}
+        except OSError:
+            return set()
 
     def _taken(self) -> set[str]:
         """Names of models of repositories."""

@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -152,25 +153,31 @@ class ClusterConfigs(Configs):
             ) from error
 
     async def _put(self, body: bytes, key: str) -> tuple[int, bytes]:
-        digest = hashlib.sha256(body).hexdigest()
-        place = wire.key_of(key)
-        if key and (first := await self._claimed(place, digest)) is not None:
-            return first.status, first.answer
+        digest, place, claim = hashlib.sha256(body).hexdigest(), wire.key_of(key), 0
+        if key:
+            first, claim = await self._claimed(place, digest)
+            if first is not None:
+                return first.status, first.answer
         try:
             # PERF: a document of 1 MiB takes a tenth of a second.
             document = await asyncio.to_thread(wire.read_document, body)
             status, answer = await self._add(document)
         except PenstockError:
-            if key:
-                await self._keys.remove(place)
+            if claim:
+                # A claim that stays is answered as a repeated change.
+                with contextlib.suppress(*LOST):
+                    await self._keys.remove(place, claim)
             raise
         encoded = msgspec.json.encode(answer)
         if key:
             await self._note(place, FirstAnswer(wire.VERSION, digest, status, encoded))
         return status, encoded
 
-    async def _claimed(self, place: str, digest: str) -> FirstAnswer | None:
-        """The answer that a key had before; None for a new key, which is taken for this body. Raises `KeyReused`."""
+    async def _claimed(self, place: str, digest: str) -> tuple[FirstAnswer | None, int]:
+        """The answer that a key had before, and the revision of the claim of a key that had none.
+
+        The revision is 0 where another request with this body has claimed the key. Raises `KeyReused`.
+        """
         for _ in range(MOST_TRIES):
             data, revision = await self._keys.read(place)
             if data is not None:
@@ -179,21 +186,26 @@ class ClusterConfigs(Configs):
                     raise KeyReused(
                         "Idempotency-Key: the key was that of another body", error="idempotency_mismatch"
                     )
-                return first if first.status else None
+                return (first if first.status else None), 0
             try:
-                await self._keys.write(place, wire.encode(FirstAnswer(wire.VERSION, digest)), revision)
-                return None
+                claim = wire.encode(FirstAnswer(wire.VERSION, digest))
+                return None, await self._keys.write(place, claim, revision)
             except KeyWrongLastSequenceError:
                 continue
         raise QueueUnavailable("the Idempotency-Key is used by too many others", retry_after_s=1)
 
     async def _note(self, place: str, first: FirstAnswer) -> None:
-        """Keep a first answer. Whoever asks again without one gets the answer of a repeated change."""
-        _, revision = await self._keys.read(place)
-        try:
-            await self._keys.write(place, wire.encode(first), revision)
-        except KeyWrongLastSequenceError:
-            return
+        """Keep a first answer, unless another request with the same key has one already."""
+        for _ in range(MOST_TRIES):
+            data, revision = await self._keys.read(place)
+            known = None if data is None else wire.read_first(data)
+            if known is not None and (known.status or known.body != first.body):
+                return
+            try:
+                await self._keys.write(place, wire.encode(first), revision)
+                return
+            except KeyWrongLastSequenceError:
+                continue
 
     async def _add(self, document: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         model, key = document["sie_id"], wire.key_of(document["sie_id"])
@@ -235,9 +247,11 @@ class ClusterConfigs(Configs):
     def _same_at_boxes(self, document: dict[str, Any]) -> list[str] | None:
         """The profiles of a document whose model boxes have from their own files; None for a model that none has.
 
-        Raises `ContentConflict` for anything that those files do not say: they are changed on the boxes.
+        What a box keeps of an earlier configuration is none of its own files: brokers that lost their disks get the
+        configuration again. Raises `ContentConflict` for anything that those files do not say: they are changed on
+        the boxes.
         """
-        entry = self._models.entry_at_boxes(document["sie_id"])
+        entry = self._models.entry_at_boxes(document["sie_id"], own=True)
         if entry is None or document["sie_id"] in self._entries:
             return None
         said = wire.content_of(wire.entry_of(Configuration(wire.VERSION, document)))
@@ -281,7 +295,8 @@ class ClusterConfigs(Configs):
         }
         for entry in self._models.catalog.sources:
             shown.setdefault(
-                entry.id, {"model_id": entry.id, "profiles": _profiles(entry), "source": "filesystem"}
+                entry.id,
+                {"model_id": entry.id, "profiles": _profiles(entry), "source": self._source(entry.id)},
             )
         return [shown[model] for model in sorted(shown)]
 
@@ -292,7 +307,16 @@ class ClusterConfigs(Configs):
             return configuration.document
         entry = self._files_of(model)
         bundles = self._models.bundles_of(model)
-        return {"sie_id": model, "source": "filesystem", "profiles": _profiles(entry), "bundles": bundles}
+        return {
+            "sie_id": model,
+            "source": self._source(model),
+            "profiles": _profiles(entry),
+            "bundles": bundles,
+        }
+
+    def _source(self, model: str) -> str:
+        """Where a model without a configuration comes from: boxes may keep what the brokers have lost."""
+        return "filesystem" if self._models.entry_at_boxes(model, own=True) is not None else "api"
 
     def _files_of(self, model: str) -> ModelEntry:
         entry = self._models.entry_at_boxes(model)
@@ -309,7 +333,7 @@ class ClusterConfigs(Configs):
         self._check_read()
         entry, source = self._entries.get(model), "api"
         if entry is None:
-            entry, source = self._files_of(model), "filesystem"
+            entry, source = self._files_of(model), self._source(model)
         able = ((name, view) for name, view in self._views().items() if view.can_run(entry))
         shown = [self._bundle_status(name, view, model) for name, view in able]
         return {

@@ -165,10 +165,10 @@ class ClusterModels(Models):
             own = (row.entry.adapters for row in found if row is not None and row.entry is not None)
             yield box.name, rows.box.bundle, self.families.union(*own), rows.box.configs
 
-    def entry_at_boxes(self, model: str) -> ModelEntry | None:
-        """The entry of a model at some box that takes work."""
+    def entry_at_boxes(self, model: str, *, own: bool = False) -> ModelEntry | None:
+        """The entry of a model at some box that takes work; `own`: from files of the box, not by a configuration."""
         found = (row for _, rows in self._live() if (row := rows.of(model)) is not None)
-        return next((row.version or row.entry for row in found), None)
+        return next((row.version or row.entry for row in found if not (own and row.configured)), None)
 
     def bundles_of(self, model: str) -> list[str]:
         """Bundles of the boxes that take work and have a model."""

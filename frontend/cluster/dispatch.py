@@ -21,6 +21,7 @@ from typing import Protocol
 from frontend.cluster.boxes import Box, Boxes
 from frontend.scope import ANY_BOX, Choice
 from ipc.errors import Draining, PenstockError, QueueUnavailable, WorkerCrashed, from_code
+from ipc.metrics.cluster import Resent, Trouble
 from ipc.settings import Cluster
 from ipc.wire.cluster import MOST_IDS, VERSION, Ask, Claims, Drop, Got, ItemResult, Outcome, ToBox
 
@@ -150,7 +151,7 @@ class Dispatch:
         held.heard_ns = self._now_ns()
         box.items.add(held.id)
 
-    def leave_queue(self, reason: str) -> None:
+    def leave_queue(self, reason: Trouble) -> None:
         """The queue has trouble: send items that no box has claimed directly to boxes."""
         for held in list(self.items.values()):
             if held.queued and not held.boxes and not held.future.done():
@@ -163,7 +164,7 @@ class Dispatch:
                 held.refusal = held.refusal or self._why_not(held)
                 self._again(held, "pool")
 
-    def _again(self, held: Held, reason: str) -> None:
+    def _again(self, held: Held, reason: Resent) -> None:
         self.counts["resent", reason] += 1
         held.claimed.clear()
         try:

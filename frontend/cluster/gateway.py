@@ -217,12 +217,14 @@ class Gateway:
             elif word is not None:
                 self.dispatch.missing(word.life, word.ids)
         elif kind.startswith("queued."):
-            _, pool, item = kind.split(".", 2)
+            _, _, place = kind.partition(".")
+            pool, _, item = place.partition(".")
             waited_ns = self.queues.confirmed(pool, item, message)
             if waited_ns is not None:
                 self.took("publish", "", waited_ns / 1e9)
         elif kind.startswith("sent.") and (message.headers or {}).get("Status") == "503":
-            _, life, item = kind.split(".", 2)
+            _, _, place = kind.partition(".")
+            life, _, item = place.partition(".")
             self.dispatch.gone(life, item)
 
     def _item(self, sent: _Sent) -> bytes:

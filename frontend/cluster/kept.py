@@ -5,17 +5,20 @@
    after every write of anybody.
 3. A process hears of a write before the brokers keep the written value, and also of a write that they refuse. So who
    hears of a write looks at once and twice later (`look_again`).
+4. A bucket that was made anew under its name counts revisions from 1 again. The time at which the brokers made a bucket
+   tells one bucket from another: revisions of an earlier bucket count for nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
+import datetime
 import logging
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from nats.aio.msg import Msg
-from nats.js.errors import BucketNotFoundError, KeyNotFoundError
+from nats.js.errors import APIError, BucketNotFoundError, KeyNotFoundError
 from nats.js.kv import KeyValue
 
 from frontend.cluster.broker import HEAD_NBYTES, Broker, readable
@@ -26,6 +29,8 @@ from ipc.logs import Seldom
 log = logging.getLogger(__name__)
 
 LOOK_AGAIN_S = (0.2, 2.0)
+OTHER_REVISION = (10071, 10164)
+"""Codes of brokers for a change of a key that has another revision by now."""
 T = TypeVar("T")
 
 
@@ -34,6 +39,11 @@ def look_again(look: Callable[[], None]) -> None:
     look()
     for later_s in LOOK_AGAIN_S:
         asyncio.get_running_loop().call_later(later_s, look)
+
+
+async def _made_at(bucket: KeyValue) -> datetime.datetime | None:
+    """When the brokers made a bucket. Raises one of `LOST`."""
+    return (await bucket.status()).stream_info.created
 
 
 class Kept:
@@ -76,11 +86,15 @@ class Kept:
         bucket = await self.found() or await create(self._broker, self.name, self._ttl_s)
         return await bucket.update(key, data, last=last or None)
 
-    async def remove(self, key: str) -> None:
-        """Remove a value, if it is there."""
+    async def remove(self, key: str, revision: int) -> None:
+        """Remove a value, unless somebody has written another one over this revision."""
         bucket = await self.found()
         if bucket is not None:
-            await bucket.purge(key)
+            try:
+                await bucket.delete(key, last=revision)
+            except APIError as error:
+                if error.err_code not in OTHER_REVISION:
+                    raise
 
 
 class Followed(Generic[T]):
@@ -97,6 +111,10 @@ class Followed(Generic[T]):
         """Whether there was a bucket when it was last read whole."""
         self.failures = self.changes = self.unreadable = 0
         """How often the bucket could not be read, and how many values came anew or could not be read."""
+        self._passed: dict[str, int] = {}
+        """Revisions of values that could not be read."""
+        self._read_of: datetime.datetime | None = None
+        """When the brokers made the bucket that was last read whole."""
         self.on_change: Callable[[], None] = lambda: None
         """Called once after each reading in which values came, changed or went, and after each `take`."""
         self._heard: set[str] = set()
@@ -128,11 +146,12 @@ class Followed(Generic[T]):
             self.on_change()
 
     def _taken(self, key: str, data: bytes, revision: int) -> bool:
-        if revision <= self.revisions.get(key, 0):
+        if revision <= self.revisions.get(key, 0) or revision == self._passed.get(key):
             return False
         value = readable(self._decode, data, self._seldom, f"a value of {self._kept.name} was passed over")
         if value is None:
             self.unreadable += 1
+            self._passed[key] = revision
             return False
         self.changes += 1
         self.values[key], self.revisions[key] = value, revision
@@ -153,7 +172,15 @@ class Followed(Generic[T]):
         heard, self._heard = self._heard, set()
         whole, self._all = self._all or not heard, False
         try:
-            await (self._read_all() if whole else self._read(heard))
+            bucket = await self._kept.found()
+            self.is_there = bucket is not None
+            if bucket is None:
+                # What was known stays: brokers that lost their disks do not undo what was configured.
+                self._told()
+            elif whole or await _made_at(bucket) != self._read_of:
+                await self._read_all(bucket)
+            else:
+                await self._read(heard)
         except LOST as error:
             self._all = True
             self.failures += 1
@@ -175,19 +202,16 @@ class Followed(Generic[T]):
             if is_other:
                 self.on_change()
 
-    async def _read_all(self) -> None:
-        bucket = await self._kept.found()
-        self.is_there = bucket is not None
-        if bucket is None:
-            # What was known stays: brokers that lost their disks do not undo what was configured.
-            self._told()
-            return
-        before, newest = dict(self.revisions), self.revision
+    async def _read_all(self, bucket: KeyValue) -> None:
+        made_at = await _made_at(bucket)
+        before = dict(self.revisions)
         entries = await entries_of(bucket)
         found = {entry.key: (entry.value or b"", entry.revision or 0) for entry in entries}
-        if found and max(revision for _, revision in found.values()) < newest:
-            # The bucket was made anew under its name, and counts from 1 again.
-            before = self.revisions = dict.fromkeys(self.revisions, 0)
+        if self._read_of not in (None, made_at):
+            self.revisions, self._passed = dict.fromkeys(self.revisions, 0), {}
+            before = dict(self.revisions)
+        self._read_of = made_at
+        self._passed = {key: revision for key, revision in self._passed.items() if key in found}
         came = [self._taken(key, data, revision) for key, (data, revision) in found.items()]
         # A value that was written here during the reading may be newer than what was read.
         gone = {key for key in before.keys() - found.keys() if self.revisions.get(key) == before[key]}

@@ -34,6 +34,7 @@ from nats.js.errors import APIError, NotFoundError
 from frontend.cluster.broker import Broker, lasting
 from frontend.cluster.bucket import LOST, TIMEOUT_S, making
 from ipc.logs import Seldom
+from ipc.metrics.cluster import Trouble
 from ipc.settings import Cluster
 from ipc.wire.cluster_names import Names
 
@@ -133,7 +134,7 @@ class Lane:
         self._confirm_ns, self._most_down_s = int(cluster.confirm_s * 1e9), cluster.max_down_s
         self._unconfirmed: dict[str, int] = {}
         self._down_until_ns, self._down_s = 0, DOWN_S
-        self.on_trouble: Callable[[str], None] = lambda reason: None
+        self.on_trouble: Callable[[Trouble], None] = lambda reason: None
         """Called with the name of each trouble: items that no box has claimed should go directly to boxes."""
         self.troubles = self.unconfirmed = 0
         """Times in trouble; items that no broker has confirmed."""
@@ -171,7 +172,7 @@ class Lane:
         self._maker.there = False
         self.trouble("lost")
 
-    def trouble(self, reason: str) -> None:
+    def trouble(self, reason: Trouble) -> None:
         """Leave the queue alone for a while."""
         self.unconfirmed += len(self._unconfirmed)
         self._unconfirmed.clear()
@@ -205,7 +206,7 @@ class Queues:
         self._broker, self._names, self._cluster = broker, names, cluster
         self._open: dict[str, _Open] = {}
         self._former = 0
-        self.on_trouble: Callable[[str], None] = lambda reason: None
+        self.on_trouble: Callable[[Trouble], None] = lambda reason: None
         """Told of the trouble of any lane; see `Lane`."""
         if cluster.lane != "direct":
             broker.on_up.append(self._again)

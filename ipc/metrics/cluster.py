@@ -6,6 +6,7 @@ SIE's gateway and worker have the names that begin with `sie_`.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Literal, get_args
 
 from ipc.metrics.families import HIGHEST, LATENCY_BUCKETS, counter, gauge, histogram
 from ipc.metrics.pool_families import POOL_EVENTS, POOLS
@@ -140,7 +141,13 @@ BRIDGE = (
 """Of the bridge of a box."""
 
 GATEWAY_REJECTIONS = ("queue_full", "no_broker", "deadline", "loading")
-RESENT = ("missing", "busy", "nobody", "silence", "reconnect", "box died", "pool")
+Trouble = Literal["lost", "no stream", "refused", "unconfirmed"]
+"""Why a gateway leaves the queue alone for a while."""
+Resent = Literal[
+    Trouble, "missing", "busy", "nobody", "silence", "reconnect", "box died", "pool", "old", "transfer"
+]
+"""Why an item is sent again."""
+RESENT: tuple[Resent, ...] = get_args(Resent)
 
 
 class GatewayMetrics(Families):

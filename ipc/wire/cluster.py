@@ -275,7 +275,8 @@ class BoxRow(_Message, frozen=True, tag="box_row"):
 class ModelRow(_Message, frozen=True, tag="model_row"):
     """A model of a box: its entry, one of the two, and by the names of workers the states of all of its variants.
 
-    `chosen`: for a model of a repository, the versions that its files choose.
+    `chosen`: for a model of a repository, the versions that its files choose. `configured`: the box has the model by a
+    configuration of the cluster alone.
     """
 
     life: str
@@ -283,6 +284,7 @@ class ModelRow(_Message, frozen=True, tag="model_row"):
     version: VersionEntry | None
     states: dict[str, list[ModelStatus]]
     chosen: tuple[int, ...] = ()
+    configured: bool = False
 
 
 Row = BoxRow | ModelRow

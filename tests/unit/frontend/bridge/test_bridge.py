@@ -51,6 +51,13 @@ def test_a_subject_without_an_instant_has_no_age() -> None:
         assert ages.of(ack, NOW_NS) == 0.0
 
 
+def test_an_instant_of_a_thousand_digits_is_none_and_spoils_no_other_age() -> None:
+    ages = Ages()
+    assert ages.of(delivery(int("9" * 1000)), NOW_NS) == 0.0
+    assert ages.of(delivery(NOW_NS), NOW_NS) == 0.0
+    assert ages.of(delivery(NOW_NS - 2 * SECOND_NS), NOW_NS) == 2.0
+
+
 def beat(life: str, number: int, *, box: str = "a", draining: bool = False) -> BoxBeat:
     return BoxBeat(VERSION, box, life, "default", number, draining, 1.0, 0.0)
 

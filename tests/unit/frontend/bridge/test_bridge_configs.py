@@ -15,6 +15,7 @@ from frontend.cluster.broker import Broker
 from ipc.catalog.entries import Catalog
 from ipc.catalog.reading import load_served
 from ipc.settings import Settings, load
+from ipc.wire import cluster_configs as wire
 from ipc.wire.cluster_configs import (
     MOST_REFUSAL,
     VERSION,
@@ -166,6 +167,35 @@ def test_files_stay_while_there_is_no_bucket_also_for_the_next_life_of_the_bridg
         assert stage.files() == before, "brokers that lost their disks"
         await stage.apply()
         assert before and stage.files() == {}, "a bucket without the model"
+
+    asyncio.run(scene())
+
+
+def test_the_box_knows_which_models_it_has_by_configurations_also_in_its_next_life(stage: Stage) -> None:
+    async def scene() -> None:
+        assert stage.one.kept == set()
+        await stage.apply(configuration("acme/new"))
+        assert stage.one.kept == {key_of("acme/new")}
+        stage.begin()
+        assert stage.one.kept == {key_of("acme/new")}, "before brokers have told anything"
+        await stage.apply()
+        assert stage.one.kept == set()
+
+    asyncio.run(scene())
+
+
+def test_states_of_workers_are_no_reason_to_look_at_the_content_of_models_again(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene() -> None:
+        await stage.apply(configuration("acme/new"))
+        stage.workers.serve(stage.settings)
+        told, looked = stage.one.told(), list[str]()
+        monkeypatch.setattr(wire, "content_of", lambda entry: looked.append(entry.id) or content_of(entry))
+        stage.workers.version += 1
+        assert stage.one.told() == told and not looked
+        stage.workers.serve(stage.settings)
+        assert stage.one.told() == told and looked == ["acme/new"]
 
     asyncio.run(scene())
 

@@ -16,7 +16,7 @@ from frontend.engine.boxes import GatewayMeter
 from frontend.server.drain import Drain
 from ipc.catalog.entries import Catalog
 from ipc.errors import PenstockError
-from ipc.metrics.cluster import GatewayMetrics
+from ipc.metrics.cluster import RESENT, GatewayMetrics
 from ipc.settings import Cluster, Settings
 from ipc.wire.cluster import MOST_NBYTES, RUN, VERSION, BoxBeat, encode
 from ipc.wire.cluster_names import inbox
@@ -116,6 +116,26 @@ def test_an_item_that_the_queue_refuses_is_a_failed_ack(post: Post, answer: byte
         stage.hear("queued.default.item", answer)
         assert stage.value("unconfirmed") == (b"error" in answer)
         assert stage.value("publish") == (b"error" not in answer)
+
+    play(post, scene)
+
+
+@pytest.mark.parametrize("kind", ["queued.x", "queued.", "sent.x", "sent.", "x", "results.x"])
+def test_a_subject_of_anybody_that_is_none_of_ours_is_passed_over(post: Post, kind: str) -> None:
+    async def scene(stage: Stage) -> None:
+        stage.hear(kind, b"")
+        assert stage.value("unconfirmed") == 0
+
+    play(post, scene)
+
+
+def test_every_reason_of_sending_again_is_a_series_from_the_first_scrape(post: Post) -> None:
+    async def scene(stage: Stage) -> None:
+        stage.metrics.touch()
+        shown = {
+            sample.labels["reason"] for each in stage.metrics.resent.collect() for sample in each.samples
+        }
+        assert shown == set(RESENT) >= {"old", "transfer", "no stream", "refused", "lost", "unconfirmed"}
 
     play(post, scene)
 

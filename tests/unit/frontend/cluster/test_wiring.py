@@ -17,7 +17,7 @@ from frontend.bridge.meter import Meter
 from frontend.cluster.broker import Broker
 from frontend.cluster.gateway import Gateway
 from frontend.server.drain import Drain
-from ipc.catalog.entries import Catalog
+from ipc.catalog.entries import Catalog, HubSource, ModelEntry
 from ipc.metrics.cluster import BridgeMetrics
 from ipc.settings import Cluster, Settings
 from ipc.wire.cluster import (
@@ -30,6 +30,8 @@ from ipc.wire.cluster import (
     encode,
     read_from_box,
 )
+from ipc.wire.cluster_configs import key_of
+from ipc.wire.cluster_names import row_key
 from ipc.wire.messages import Credits, EncodeCall, InputItem, Work
 from tests.harness.server import eventually
 
@@ -150,6 +152,20 @@ def test_a_bridge_asks_again_where_the_broker_speaks_no_more_of_what_was_asked(
 
     monkeypatch.setattr(bridges, "TICK_S", 0)
     asyncio.run(scene())
+
+
+def test_a_box_marks_the_models_that_only_a_configuration_gives_it(post: Post) -> None:
+    one = bridge()
+    one._models.catalog = Catalog(  # type: ignore[misc]
+        [ModelEntry(id=name, source=HubSource(repo=name), adapter="dense") for name in ("own", "given")]
+    )
+    one._models.chosen = lambda model: ()  # type: ignore[method-assign]
+    one._configured.kept = {key_of("given")}
+    rows = one._rows()
+    assert {name: rows[row_key("a", name)].configured for name in ("own", "given")} == {  # type: ignore[union-attr]
+        "own": False,
+        "given": True,
+    }
 
 
 def test_a_bridge_hears_a_gateway_on_the_subject_of_that_gateway_alone(post: Post) -> None:
