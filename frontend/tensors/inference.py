@@ -99,6 +99,7 @@ class TensorInference:
 
         Raises:
             UnavailableModel: the model was taken away since it was found.
+            Unsupported: the model writes text, or gives any number of responses.
             InvalidInput: what `checking.check` refuses, and what the model refuses.
             TimeoutExpired: `timeout_us` passed before a device began it.
             DeadlineExceeded, QueueFull, ShmExhausted and every other error of the engine.
@@ -209,6 +210,10 @@ def _note_answer(scope: RequestScope, answer: Answer) -> None:
 
 
 def _checked(scope: RequestScope, model: TensorModel, request: TensorRequest) -> CheckedRequest:
+    if model.kind == "chat":
+        raise Unsupported(
+            f"model {model.name!a} writes text, and has no tensors: ask it with /v1/chat/completions"
+        )
     rows = check(model, request)
     if scope.inference is not None:
         scope.inference.rows = rows

@@ -1,8 +1,8 @@
 """Models that can be asked for tensors (`TensorModel`), by name and version (`TensorModels`); states of versions.
 
 1. A repository model `<name>` with version `<v>` is the catalog entry `<name>@<v>`; `catalog.versions` lists them.
-2. Every other entry of the catalog (encode, score, extract) is a tensor model of version 1, under its id and, where no
-   other model has it, under the last part of its id.
+2. Every other entry of the catalog (encode, score, extract, chat) is a tensor model of version 1, under its id and,
+   where no other model has it, under the last part of its id.
 3. `TensorModels.find` answers from a cache that lives until a worker reports other states or the catalog changes. A
    request looks its model up once, and `ready` waits for a load if need be.
 4. `VersionStates` tells the state of a version over all workers, and whether a wait alone will bring the version.
@@ -15,6 +15,7 @@ inputs are BYTES: texts in UTF-8, or images as encoded files.
 - score: `query` [1], and `documents` or `images` [n]. `score` FP32 [n], in the order of the documents.
 - extract: `text` or `image` [n], and `labels` [k] for all items. `extraction` BYTES [n], each the JSON text of what
   `ipc.wire.extraction` describes.
+- chat: no tensors. Such a model is listed with its state, and a request of tensors is refused (`inference`).
 
 Score and extract models do not batch: their inputs have lengths of their own.
 """
@@ -29,7 +30,7 @@ from typing import Any, Literal, NamedTuple
 from frontend.engine.interface import Models
 from frontend.tensors.request import UnavailableModel
 from ipc import deadline
-from ipc.catalog.entries import Catalog, ModelEntry
+from ipc.catalog.entries import TEXT, Catalog, ModelEntry
 from ipc.catalog.ids import NO_VERSION, id_of, is_repository, model_of
 from ipc.catalog.model_config import ModelConfig, TensorConfig
 from ipc.errors import (
@@ -50,7 +51,7 @@ from ipc.wire.messages import ModelStatus, TensorOutput
 
 State = Literal["READY", "LOADING", "UNLOADING", "UNAVAILABLE"]
 _STATES: dict[str, State] = {"loaded": "READY", "loading": "LOADING", "unloading": "UNLOADING"}
-Kind = Literal["infer", "encode", "score", "extract"]
+Kind = Literal["infer", "encode", "score", "extract", "chat"]
 VERSION = 1
 """The version of every catalog model."""
 _MOST_ROWS = (1 << 31) - 1
@@ -412,7 +413,9 @@ def kind_of(entry: ModelEntry) -> Kind:
     """The operation of a request to a catalog model; a model that encodes and scores encodes."""
     if entry.encode_outputs:
         return "encode"
-    return "score" if "score" in entry.outputs else "extract"
+    if "score" in entry.outputs:
+        return "score"
+    return "chat" if TEXT in entry.outputs else "extract"
 
 
 def config_of(name: str, entry: ModelEntry, dims: Mapping[str, int], limits: Limits) -> ModelConfig:
@@ -472,4 +475,8 @@ def _extract(entry: ModelEntry, dims: Mapping[str, int]) -> _Tensors:
     return inputs, (TensorConfig(name="extraction", datatype="BYTES", dims=(-1,)),)
 
 
-_TENSORS = {"encode": _encode, "score": _score, "extract": _extract}
+def _chat(entry: ModelEntry, dims: Mapping[str, int]) -> _Tensors:
+    return (), ()
+
+
+_TENSORS = {"encode": _encode, "score": _score, "extract": _extract, "chat": _chat}

@@ -17,10 +17,10 @@ from frontend.tensors.request import InputTensor, Parameter, RegionUse, TensorRe
 from frontend.tensors.result import TensorResult
 from ipc import deadline
 from ipc.catalog.entries import OutputSpec
-from ipc.errors import InputTooLong, InvalidInput
+from ipc.errors import InputTooLong, InvalidInput, Unsupported
 from ipc.wire import extraction
 from ipc.wire.messages import EncodeCall, ExtractCall, InputItem, ItemError, ScoreCall
-from tests.fakes.tensors import ArrayReply, elements, entry, loaded, run, services_of
+from tests.fakes.tensors import ArrayReply, elements, entry, loaded, results, run, services_of
 from tests.tiny.pictures import encoded, picture
 
 WIDTH = 4
@@ -38,6 +38,7 @@ ENTRIES = [
     entry("org/pictures", inputs=("image",)),
     entry("org/rank", outputs={"score": OutputSpec()}),
     entry("org/finder", outputs={"json": OutputSpec()}),
+    entry("org/writer", outputs={"chat": OutputSpec()}),
 ]
 
 
@@ -102,6 +103,22 @@ def test_configurations_follow_from_catalog_entries(tmp_path: Path) -> None:
         [("text", "BYTES", (-1,), False), ("labels", "BYTES", (-1,), True)],
         [("extraction", "BYTES", (-1,))],
     )
+
+
+def test_a_model_that_writes_text_has_no_tensors_and_a_request_is_told_where_to_ask(tmp_path: Path) -> None:
+    made = services(tmp_path)
+    found = made.tensor_models.find("writer")
+    assert (found.kind, found.config.platform) == ("chat", "penstock_chat")
+    assert described(made, "writer") == (0, [], [])
+    for inputs in ([], [texts("text", "hi")]):
+        with pytest.raises(
+            Unsupported, match=r"model 'writer' writes text, .* ask it with /v1/chat/completions"
+        ):
+            ask(made, "writer", *inputs)
+    request = TensorRequest("writer", None, [], None)
+    with pytest.raises(Unsupported, match="writes text"):
+        asyncio.run(anext(results(made, plain_scope(), request)))  # type: ignore[arg-type]
+    assert not made.engine.client.requests  # type: ignore[attr-defined]
 
 
 def test_texts_become_vectors(tmp_path: Path) -> None:
