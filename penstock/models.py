@@ -2,15 +2,16 @@
 
 These commands see all models of the catalog directories, served or not. `penstock list`, as ollama's, leaves out models
 whose files are not on this machine, and has those of the hub cache that no catalog names. Where a flag names a server,
-`list` shows what that server has. `show` reads the catalog of the server that runs at the address, if one does. Exit
-codes: 0 fine, 1 for a model or file that cannot be had, 2 and 3 as for the other commands.
+`list` shows what that server has. `show` reads the catalog of the server that runs at the address, if one does; where
+`--url` names a server of another machine, or one whose processes this user does not see, as in a container, `show` asks
+over HTTP. Exit codes: 0 fine, 1 for a model or file that cannot be had, 2 and 3 as for the other commands.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ipc import extras
@@ -130,11 +131,12 @@ def _run(action: str, options: argparse.Namespace, config: Settings) -> int:
         return _list_served(options, config)
     if action == "list":
         return files.print_list(config, options)
-    if action == "show" and options.url and target.is_elsewhere(options.url):
-        key = target.key_of(options)
-        return served.print_one(target.url_of(options, config), key, options.model, as_json=options.json)
     if action == "show" and not options.catalog:
-        catalog = _served_catalog(config, options.model) or catalog
+        dirs = processes.catalog_dirs(config.paths)
+        if options.url and (not dirs or target.is_elsewhere(options.url)):
+            key = target.key_of(options)
+            return served.print_one(target.url_of(options, config), key, options.model, as_json=options.json)
+        catalog = _served_catalog(dirs, options.model) or catalog
     if action == "show" and options.model not in catalog:
         versions = processes.programs(config.paths, config.worker_count, options.model, status.WAIT_S)
         if versions:
@@ -168,10 +170,7 @@ def _list_served(options: argparse.Namespace, config: Settings) -> int:
     )
 
 
-def _served_catalog(config: Settings, model: str) -> Catalog | None:
-    """The catalog of the server that runs at the address, where that catalog has the model."""
-    from penstock import processes
-
-    dirs = processes.catalog_dirs(config.paths)
+def _served_catalog(dirs: Sequence[str], model: str) -> Catalog | None:
+    """The catalog of a server's directories, where that catalog has the model."""
     catalog = Catalog(read_entries(dirs).entries.values()) if dirs else None
     return catalog if catalog is not None and model in catalog else None

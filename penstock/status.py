@@ -9,6 +9,7 @@ Exit codes: 0 all processes serve, 1 a process is dead, stuck or silent, 4 no se
 from __future__ import annotations
 
 import argparse
+import http.client
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +24,7 @@ from ipc.processes.liveness import SlotLock, SlotTaken
 from ipc.processes.paths import RunPaths
 from ipc.settings import Settings
 from ipc.wire.stats import Folded, folded
-from penstock import processes, terminal
+from penstock import processes, target, terminal
 from penstock.processes import Frontend, Process, View, Worker
 
 EXIT_NONE = 4
@@ -80,20 +81,20 @@ def run(options: argparse.Namespace, config: Settings) -> int:
     """Print what runs; returns the exit code. Raises `ConfigError` for a pause that is none."""
     if options.watch is not None and not 0.1 <= options.watch <= 3600:
         raise ConfigError(f"--watch {options.watch:g}: expected 0.1 to 3600 seconds")
-    paths = config.paths
+    paths, url = config.paths, f"http://{config.server.bind}"
     if options.run_dir:
         config = msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, dir=options.run_dir))
-        paths = config.paths
+        paths, url = config.paths, ""
     try:
         if options.watch is None:
-            return _once(paths, config.worker_count, options.json)
-        return _watch(paths, config.worker_count, options)
+            return _once(paths, config.worker_count, options.json, url)
+        return _watch(paths, config.worker_count, options, url)
     except processes.NotReadable as error:
         print(f"penstock: {error.message}", file=sys.stderr)
         return 1
 
 
-def _watch(paths: RunPaths, configured: int, options: argparse.Namespace) -> int:
+def _watch(paths: RunPaths, configured: int, options: argparse.Namespace, url: str) -> int:
     """Look again and again; Ctrl-C is the usual end."""
     try:
         while True:
@@ -102,21 +103,21 @@ def _watch(paths: RunPaths, configured: int, options: argparse.Namespace) -> int
                 print(terminal.as_json(_fields(view), one_line=True), flush=True)
             else:
                 clear = terminal.CLEAR if sys.stdout.isatty() else ""
-                text = "\n".join(lines_of(view)) if view.runs else _nothing(paths)
+                text = "\n".join(lines_of(view)) if view.runs else _nothing(paths, url)
                 print(f"{clear}{time.strftime('%H:%M:%S')}\n{text}", flush=True)
             time.sleep(options.watch)
     except KeyboardInterrupt:
         return 0
 
 
-def _once(paths: RunPaths, configured: int, as_json: bool) -> int:
+def _once(paths: RunPaths, configured: int, as_json: bool, url: str) -> int:
     view = processes.look(paths, configured, WAIT_S)
     if as_json:
         print(terminal.as_json(_fields(view)))
     elif view.runs:
         print("\n".join(lines_of(view)))
     if not view.runs:
-        print(f"penstock: {_nothing(paths)}", file=sys.stderr)
+        print(f"penstock: {_nothing(paths, url)}", file=sys.stderr)
         return EXIT_NONE
     return 0 if view.sound else 1
 
@@ -125,10 +126,25 @@ def _fields(view: View) -> dict[str, Any]:
     return {"runs": view.runs, "sound": view.sound, **msgspec.structs.asdict(view)}
 
 
-def _nothing(paths: RunPaths) -> str:
+def _nothing(paths: RunPaths, url: str) -> str:
+    """That no server runs, and where one does; `url` is the address of the settings, or empty."""
     text = f"no server runs with the run directory {paths.root}"
     others = processes.servers_beside(paths)
-    return text + "".join(f"\n  a server runs here: penstock status --run-dir {other}" for other in others)
+    text += "".join(f"\n  a server runs here: penstock status --run-dir {other}" for other in others)
+    if not others and url and _answers(url):
+        text += (
+            f"\n  a server answers at {url}, whose processes are not to be seen: penstock list --url {url}"
+        )
+    return text
+
+
+def _answers(url: str) -> bool:
+    """Whether a server lives at the address: one in a container, or with another run directory."""
+    try:
+        target.fetched(f"{url}/livez", "", WAIT_S)
+    except (OSError, ValueError, http.client.HTTPException):
+        return False
+    return True
 
 
 def lines_of(view: View) -> Iterator[str]:

@@ -44,8 +44,9 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """The models, one model, or a refusal."""
         known = {"/v1/models": MODELS, "/v1/models/org/dense": {"name": "org/dense", "state": "available"}}
+        known["/livez"] = {}
         status, body = 200, known.get(self.path)
-        if self.headers.get("Authorization") != f"Bearer {KEY}":
+        if self.path != "/livez" and self.headers.get("Authorization") != f"Bearer {KEY}":
             status, body = 401, {"error": {"message": "no key"}}
         elif body is None:
             status, body = 404, {"error": {"message": "unknown model"}}
@@ -115,6 +116,22 @@ def test_a_model_of_a_server_elsewhere_is_shown_in_the_words_of_that_server(
     assert "state: available" in capsys.readouterr().out
     assert main(["show", "org/none", "--url", url]) == 1
     assert "404: unknown model" in capsys.readouterr().err
+
+
+def test_a_server_whose_processes_are_not_to_be_seen_is_asked_over_http(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PENSTOCK_RUN__DIR", str(tmp_path / "none" / "run"))
+    assert main(["show", "org/dense", "--url", url]) == 0
+    assert "state: available" in capsys.readouterr().out
+    assert main(["show", "BAAI/bge-m3", "--json", "--url", url, "--catalog", "config/models"]) == 0
+    assert json.loads(capsys.readouterr().out)["source"]["kind"] == "hub"
+    assert main(["ps", "--url", url]) == 4
+    told = f"a server answers at {url}, whose processes are not to be seen: penstock list --url {url}"
+    assert capsys.readouterr().err.splitlines()[1].strip() == told
+    assert main(["ps", "--url", url, "--run-dir", str(tmp_path)]) == 4
+    assert main(["ps", "--port", str(free_port())]) == 4
+    assert told not in capsys.readouterr().err
 
 
 def test_a_model_is_shown_as_the_catalog_of_the_running_server_has_it(
