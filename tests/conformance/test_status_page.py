@@ -305,6 +305,29 @@ def test_the_death_of_a_worker_is_a_mark_in_the_charts(server: Server, page: Pag
     assert page.evaluate(words) == ["2 workers died", "worker 2 died"], "this page saw the second itself"
 
 
+def test_the_time_without_a_worker_is_red_from_its_death_to_its_return(server: Server, page: Page) -> None:
+    open_live(page, server)
+    page.until("past.tracks.get('requests') !== undefined")
+    told = page.evaluate(
+        "(now => { past.watched = now - 60; past.outages = []; past.history = [70, 55, 30].map(ago => "
+        "[now - ago, 0, 0, 0, null, null, 0, 0, 0, 1, 0]); "
+        "past.watch([{state: 'ready'}, {state: 'absent', since: 0}], now - 45); "
+        "past.watch([{state: 'ready'}, {state: 'absent', since: now - 41}], now - 40); "
+        "past.watch([{state: 'ready'}, {state: 'connecting', since: now - 41}], now - 20); "
+        "past.watch([{state: 'ready'}, {state: 'ready', since: 0}], now - 19); "
+        "past.watch([{state: 'ready'}, {state: 'unresponsive', since: 0}], now - 9); "
+        "past.watch([{state: 'ready'}, {state: 'leaving', since: 0}], now - 3); "
+        "return past.downs(90).map(times => times.map(time => Math.round(now - time))); })(past.now)"
+    )
+    assert told == [[80, 70], [65, 60], [41, 20], [9, 3]], (
+        "before the page watched, in the server's ten seconds"
+    )
+    page.until(
+        "document.querySelector('#tile-requests .down-time').getAttribute('d').split('M').length === 5"
+    )
+    assert "red: a worker was down" in page.text("#traffic-note")
+
+
 def test_each_model_and_operation_has_its_times_and_charts(server: Server, page: Page) -> None:
     open_live(page, server)
     assert server.encode(MODEL, ["one"]).status == 200

@@ -113,8 +113,12 @@ def page(chromium: Browser, server: Server) -> Iterator[Page]:
 
 
 def look(page: Page, name: str, width: int, height: int, scheme: str = "light") -> None:
-    """The page fits a window of this size; a picture with a name is kept if TEST_SCREENSHOTS names a directory."""
+    """The page fits a window of this size; a picture with a name is kept if TEST_SCREENSHOTS names a directory.
+
+    A page whose frames stay out on a busy machine is grey until they come again.
+    """
     page.look(width, height, scheme)
+    page.until("document.getElementById('live-text').textContent === 'live'")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     place = os.environ.get("TEST_SCREENSHOTS")
     if place and name:

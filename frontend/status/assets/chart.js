@@ -95,7 +95,7 @@ class Chart {
     });
   }
 
-  // `lines` has a list of [time, value or null] for each series; `downs` are times at which a worker was down, `marks`
+  // `lines` has a list of [time, value or null] for each series; `downs` are [from, to] in which a worker was down, `marks`
   // are [time, words] of moments at which one died.
   draw(lines, from, to, downs = [], marks = []) {
     Object.assign(this, { lines, from, to, marks });
@@ -103,8 +103,7 @@ class Chart {
     this.high = this.top || niceTop(Math.max(this.least, ...values));
     this.nothing.hidden = values.some((value) => value > 0);
     lines.forEach((points, at) => this.drawLine(points, ...this.paths[at]));
-    const width = 10000 / (to - from);
-    this.down.setAttribute("d", downs.map((time) => `M${this.x(time) - width},100H${this.x(time)}V0H${this.x(time) - width}Z`).join(""));
+    this.down.setAttribute("d", downs.map(([begin, end]) => `M${this.x(begin)},100H${this.x(end)}V0H${this.x(begin)}Z`).join(""));
     this.tops.forEach((label, part) => setText(label, this.asAxis((this.high * part) / AXIS_PARTS)));
     const [first, middle, last] = this.times.children;
     setText(first, asAgo(to - from));

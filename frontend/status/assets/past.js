@@ -4,6 +4,8 @@ const RATE_WINDOW_S = 3;
 const LIVE_S = 90;
 const SETTLE_S = 2;
 const HOUR_S = 3600;
+const STEP_S = 10;
+const LONGEST_PAUSE_S = 5;
 const KEPT = { requests: 1, errors: 2, tokens: 3, p50: 4, p99: 5, inFlight: 6, waiting: 7, busy: 8, down: 9, deaths: 10 };
 
 // Rate of a counter over the last seconds. A counter that went back belongs to a new life of the server.
@@ -63,6 +65,9 @@ class Past {
     this.history = [];
     this.now = 0;
     this.began = 0;
+    this.watched = 0;
+    this.outages = [];
+    this.isOut = false;
     this.dead = [];
     this.workers = new Map();
   }
@@ -96,9 +101,10 @@ class Past {
     return seen.length ? [...kept, [this.now, seen.reduce((sum, value) => sum + value, 0) / seen.length]] : kept;
   }
 
-  // Ends of the ten seconds in which some worker did not serve.
+  // [from, to] in which some worker did not serve: to the moment since this page watches, before in the server's steps.
   downs(seconds) {
-    return this.history.filter((point) => point[KEPT.down] && point[0] >= this.now - seconds).map(([time]) => time);
+    const kept = this.history.filter((point) => point[KEPT.down]).map(([time]) => [time - STEP_S, Math.min(time, this.watched || time)]);
+    return [...kept, ...this.outages].filter(([from, to]) => from < to && to >= this.now - seconds);
   }
 
   // [time, words] of workers that died: to the moment where this page saw it, else the ends of the server's ten seconds.
@@ -111,16 +117,30 @@ class Past {
   // A worker that goes without having said so has died.
   look(device) {
     const before = this.workers.get(device.worker) || {};
-    const gone = device.since && (device.state === "absent" || device.state === "connecting");
+    const gone = isGone(device);
     const leaves = device.state === "leaving" || (gone && before.leaves);
     if (gone && !leaves && before.since !== device.since) this.dead.push([device.since, `worker ${device.worker} died`]);
     this.workers.set(device.worker, { since: gone ? device.since : 0, leaves });
     while (this.dead.length && this.dead[0][0] < this.now - HOUR_S) this.dead.shift();
   }
 
+  // Frames that stay out for long leave a time of which only the server's history tells.
+  watch(devices, time) {
+    if (!this.watched || time - this.now > LONGEST_PAUSE_S) [this.watched, this.isOut] = [time, false];
+    const gone = devices.filter(isLost);
+    if (!gone.length) this.isOut = false;
+    else if (this.isOut) this.outages[this.outages.length - 1][1] = time;
+    else {
+      this.outages.push([Math.min(...gone.map((device) => device.since || time)), time]);
+      this.isOut = true;
+    }
+    while (this.outages.length && this.outages[0][1] < time - HOUR_S) this.outages.shift();
+  }
+
   // Takes one frame in; called for every frame, drawn or not.
   note(frame) {
     const time = frame.timestamp;
+    this.watch(frame.devices, time);
     this.now = time;
     if (frame.history) this.take(frame.history.points);
     const byModel = (family, model) => (frame.counters[family] || {})[model] || 0;
@@ -157,6 +177,15 @@ class Past {
     this.history.push(...points.filter((point) => point[0] > newest));
     while (this.history.length && this.history[0][0] < this.now - HOUR_S - 60) this.history.shift();
   }
+}
+
+// Whether a worker that was there is not.
+function isGone(device) {
+  return device.since && (device.state === "absent" || device.state === "connecting");
+}
+
+function isLost(device) {
+  return isGone(device) || device.state === "leaving" || device.state === "unresponsive";
 }
 
 function waiting(frame) {
