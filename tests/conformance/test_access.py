@@ -13,7 +13,7 @@ import pytest
 from tests.conformance.conftest import Keyed
 from tests.conformance.hostile import exchange
 from tests.harness.keys import SLOW_KEYS, STRANGER, bearer
-from tests.harness.server import Answer, Server
+from tests.harness.server import PATIENCE_S, Answer, Server
 
 TEXT = {"items": [{"text": "a"}]}
 
@@ -216,7 +216,7 @@ def handshake(server: Server, *fields: str) -> bytes:
         "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==",
         *fields,
     )
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as connection:
         connection.sendall(("\r\n".join(lines) + "\r\n\r\n").encode())
         found = b""
         while b"\r\n\r\n" not in found or (not found.startswith(b"HTTP/1.1 101") and b"}" not in found):

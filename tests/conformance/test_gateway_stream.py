@@ -10,7 +10,7 @@ from websockets.sync.client import connect
 
 from tests.fakes.far_end import MODEL, SLOW
 from tests.fakes.gateway import gateway
-from tests.harness.server import Server, make_server
+from tests.harness.server import PATIENCE_S, Server, make_server
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 def test_the_status_of_the_cluster_comes_at_once_and_then_each_second(alone: Server) -> None:
     with connect(f"ws://127.0.0.1:{alone.port}/ws/cluster-status") as stream:
-        frames = [json.loads(stream.recv(timeout=20)) for _ in range(2)]
+        frames = [json.loads(stream.recv(timeout=PATIENCE_S)) for _ in range(2)]
     assert frames[0]["cluster"] == {"worker_count": 0, "gpu_count": 0, "models_loaded": 0, "total_qps": 0.0}
     assert frames[0]["workers"] == [] and [model["name"] for model in frames[0]["models"]] == [MODEL, SLOW]
     assert frames[1]["timestamp"] - frames[0]["timestamp"] > 0.5
@@ -46,7 +46,7 @@ def test_the_path_of_the_status_speaks_websocket_only(alone: Server) -> None:
 
 def test_the_status_of_the_gateway_itself_is_there(alone: Server) -> None:
     with connect(f"ws://127.0.0.1:{alone.port}/ws/status") as stream:
-        frame = json.loads(stream.recv(timeout=20))
+        frame = json.loads(stream.recv(timeout=PATIENCE_S))
     assert frame["gpus"] == [] or all(gpu["memory_total_bytes"] == 0 for gpu in frame["gpus"])
 
 

@@ -14,7 +14,7 @@ from tests.conformance.kserve import ADD_SUB, A, json_pair, post, tensor
 from tests.conformance.kserve_limits import LATE
 from tests.conformance.kserve_rows import GOOD, INVALID, ONE, ROWS, message, side
 from tests.harness.rpc import Rpc, address_of, failure_of, trailers_of
-from tests.harness.server import Server, wait_until
+from tests.harness.server import PATIENCE_S, Server, wait_until
 
 
 @pytest.fixture
@@ -148,7 +148,7 @@ def test_every_rpc_that_is_not_offered_says_so(server: Server, rpc: Rpc) -> None
         error = failure_of(lambda method=method: rpc.call(method, getattr(pb, f"{method}Request")()))
         assert error.code() is grpc.StatusCode.UNIMPLEMENTED, method
     unknown = rpc.channel.unary_unary("/inference.GRPCInferenceService/Nothing")
-    assert failure_of(lambda: unknown(b"", timeout=10)).code() is grpc.StatusCode.UNIMPLEMENTED
+    assert failure_of(lambda: unknown(b"", timeout=PATIENCE_S)).code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 def test_statistics_and_metrics_count_what_failed_before_and_after_a_model_ran(

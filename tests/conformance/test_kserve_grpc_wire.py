@@ -26,7 +26,7 @@ from tests.harness.rpc import (
     text_request,
     trailers_of,
 )
-from tests.harness.server import Server, wait_until
+from tests.harness.server import PATIENCE_S, Server, wait_until
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 Code = grpc.StatusCode
@@ -204,7 +204,7 @@ def test_reflection_lists_the_services(rpc: Rpc) -> None:
         reflection_pb2.ServerReflectionRequest(list_services=""),
         reflection_pb2.ServerReflectionRequest(file_containing_symbol="inference.ModelInferRequest"),
     ]
-    listed, file = call(iter(asked), timeout=10)
+    listed, file = call(iter(asked), timeout=PATIENCE_S)
     names = {service.name for service in listed.list_services_response.service}
     assert {"inference.GRPCInferenceService", "grpc.health.v1.Health"} <= names
     assert len(file.file_descriptor_response.file_descriptor_proto) >= 1
@@ -295,7 +295,7 @@ def test_a_path_that_no_method_has_ends_nothing_but_its_own_call(server: Server,
     flags = http2.END_HEADERS | http2.END_STREAM
     opened = http2.frame(http2.HEADERS, flags, 1, http2.block(http2.fields_of(path)))
     host, _, port = address_of(server).rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=10) as client:
+    with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as client:
         client.sendall(b"".join([*http2.opening(), opened]))
         heard = b""
         while not {http2.HEADERS, http2.RST_STREAM} & {*_kinds_of_frames(heard)}:

@@ -23,7 +23,7 @@ from tests.conformance.hostile import (
     with_field,
 )
 from tests.conformance.wire import FORMS, JSON, MSGPACK, Form, assert_refused, assert_refused_openai
-from tests.harness.server import Server
+from tests.harness.server import PATIENCE_S, Server
 
 DEEP = 100_000
 
@@ -172,7 +172,7 @@ def test_a_content_length_over_the_limit_is_refused_before_the_body_is_sent(unha
 @pytest.mark.parametrize("path", [PATH, "/v1/embeddings"])
 def test_a_chunked_body_over_the_limit_is_refused_while_it_arrives(unharmed: Server, path: str) -> None:
     chunk = b"%x\r\n" % (1 << 20) + b" " * (1 << 20) + b"\r\n"
-    with socket.create_connection(("127.0.0.1", unharmed.port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", unharmed.port), timeout=PATIENCE_S) as connection:
         connection.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
         sent = 0
         while sent < 4 * MAX_BODY_BYTES and not select.select([connection], [], [], 0)[0]:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.conformance.required_tool import required_tool
-from tests.harness.server import Server, free_port, serving, wait_until
+from tests.harness.server import PATIENCE_S, Server, free_port, serving, wait_until
 from tools.source_tree import ROOT
 
 SHIPPED = ROOT / "deploy" / "prometheus"
@@ -29,7 +29,7 @@ class Prometheus:
 
     def get(self, path: str, **query: str) -> Any:
         """`data` of an API answer; None while the server does not answer."""
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE_S)
         try:
             connection.request("GET", f"/api/v1/{path}?{urllib.parse.urlencode(query)}")
             response = connection.getresponse()

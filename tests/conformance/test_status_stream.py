@@ -15,7 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from tests.harness.server import Server, serving, stopped, wait_until
+from tests.harness.server import PATIENCE_S, Server, serving, stopped, wait_until
 from tests.harness.status import Frame, frame_when, next_frame, only_frontend, wait_joined, watching
 
 MODEL, SLOW = "fake/echo", "fake/slow"
@@ -349,7 +349,7 @@ def handshake(path: str = "/ws/status", method: str = "GET", **fields: str) -> b
 
 def answer_to(server: Server, sent: bytes) -> tuple[int, bytes]:
     """(status, head received) of what is sent on a connection of its own."""
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as client:
         client.sendall(sent)
         received = b""
         while b"\r\n\r\n" not in received:
@@ -386,7 +386,7 @@ def test_every_handshake_gets_one_clean_answer(server: Server, sent: bytes, stat
 def test_a_handshake_behind_an_unanswered_request_does_not_cut_into_its_answer(server: Server) -> None:
     body = json.dumps({"items": [{"text": "first"}]}).encode()
     head = f"POST /v1/encode/{MODEL} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as client:
         client.sendall(head.encode() + body + handshake())
         received = b""
         while b"426" not in received:

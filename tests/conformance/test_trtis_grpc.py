@@ -12,7 +12,7 @@ from google.protobuf import text_format
 from ipc.protos import trtis_v1_pb2 as pb
 from tests.conformance.trtis import MODELS, infer
 from tests.conformance.trtis_transports import Stub
-from tests.harness.server import Server
+from tests.harness.server import PATIENCE_S, Server
 
 A = np.arange(16, dtype="<i4")
 B = np.full(16, 3, dtype="<i4")
@@ -151,7 +151,7 @@ def test_a_timeout_that_passes_in_the_queue_is_unavailable_and_says_when_to_come
     rpc = stub.rpc("Infer", late, pb.InferResponse)
 
     def called() -> tuple[pb.RequestStatus, str | None]:
-        found, done = rpc.with_call(late, timeout=30)
+        found, done = rpc.with_call(late, timeout=PATIENCE_S)
         assert found.meta_data.id == 2
         return found.request_status, dict(done.trailing_metadata()).get("retry-after")
 

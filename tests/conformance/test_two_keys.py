@@ -36,7 +36,7 @@ from tests.conformance import kserve, trtis
 from tests.conformance.conftest import Keyed
 from tests.harness.keys import bearer
 from tests.harness.rpc import Rpc, address_of, text_request
-from tests.harness.server import Answer, sum_of, wait_until
+from tests.harness.server import PATIENCE_S, Answer, sum_of, wait_until
 from tests.harness.status import frame_when, watching
 
 MODEL = "/v1/encode/fake/echo"
@@ -188,7 +188,7 @@ def _by_trtis_grpc(served: Keyed, key: str, name: int, number: int, start: bool)
     with Rpc(address_of(served.server)) as rpc:
         path = "/nvidia.inferenceserver.GRPCService/Infer"
         call = rpc.channel.unary_unary(path, v1.InferRequest.SerializeToString, v1.InferResponse.FromString)
-        found = call(made, timeout=30, metadata=_metadata(served, key))
+        found = call(made, timeout=PATIENCE_S, metadata=_metadata(served, key))
     good = found.request_status.code == v1.SUCCESS
     return int(np.frombuffer(found.raw_output[0], "<i4")[0]) if good else found.request_status.msg
 

@@ -12,7 +12,7 @@ from google.protobuf import text_format
 
 from ipc.protos import trtis_v1_pb2 as pb
 from tests.conformance.trtis import infer
-from tests.harness.server import Server
+from tests.harness.server import PATIENCE_S, Server
 
 SERVICE = "/nvidia.inferenceserver.GRPCService/"
 
@@ -25,7 +25,7 @@ class Stub:
 
     def call(self, method: str, request: Any, response: Any, **options: Any) -> Any:
         """One unary rpc."""
-        return self.rpc(method, request, response)(request, timeout=30, **options)
+        return self.rpc(method, request, response)(request, timeout=PATIENCE_S, **options)
 
     def rpc(self, method: str, request: Any, response: Any) -> Any:
         """The method itself."""

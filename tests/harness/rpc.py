@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2
 from ipc.protos import kserve_v2_pb2 as pb
 from tests.fakes.adapter import vector_of
 from tests.harness.load import PAUSE_S
-from tests.harness.server import Server, free_port
+from tests.harness.server import PATIENCE_S, Server, free_port
 
 SERVICE = "/inference.GRPCInferenceService/"
 UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
@@ -66,7 +66,7 @@ class Rpc:
         rpc = self.channel.unary_unary(
             "/grpc.health.v1.Health/Check", _serialize, health_pb2.HealthCheckResponse.FromString
         )
-        return rpc(health_pb2.HealthCheckRequest(service=service), timeout=10).status
+        return rpc(health_pb2.HealthCheckRequest(service=service), timeout=PATIENCE_S).status
 
     def watch(self, service: str = "") -> Iterator[Any]:
         """grpc.health.v1.Health/Watch."""

@@ -20,7 +20,7 @@ from ipc.wire.streams import WINDOW
 from tests.conformance import trtis
 from tests.harness.decoupled import FINAL, MODEL, Events, message, number_of
 from tests.harness.rpc import Rpc, address_of, failure_of, grpc_settings
-from tests.harness.server import Server, serving, wait_until
+from tests.harness.server import PATIENCE_S, Server, serving, wait_until
 from tests.harness.streams import record_of
 from tests.tiny.programs import SCRIPTED, tensor, write_repository
 
@@ -326,8 +326,10 @@ def test_calls_with_one_response_refuse_a_decoupled_model(server: Server) -> Non
     with grpc.insecure_channel(address_of(server)) as channel:
         path = "/nvidia.inferenceserver.GRPCService/"
         forms = v1.InferRequest.SerializeToString, v1.InferResponse.FromString
-        alone = channel.unary_unary(f"{path}Infer", *forms)(made, timeout=30)
-        [streamed] = list(channel.stream_stream(f"{path}StreamInfer", *forms)(iter([made]), timeout=30))
+        alone = channel.unary_unary(f"{path}Infer", *forms)(made, timeout=PATIENCE_S)
+        [streamed] = list(
+            channel.stream_stream(f"{path}StreamInfer", *forms)(iter([made]), timeout=PATIENCE_S)
+        )
     for status in (alone.request_status, streamed.request_status):
         assert status.code == v1.UNSUPPORTED and "any number of responses" in status.msg
 

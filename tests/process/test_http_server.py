@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.harness.server import PATIENCE_S
 from tests.process.gunicorn_server import Client, Server, request, serving, wait_until
 
 _MIB = 1 << 20
@@ -311,7 +312,7 @@ def test_expect_100_continue(server: Server) -> None:
 
 
 def test_head_and_body_leave_in_one_write(server: Server) -> None:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as connection:
         for _ in range(30):
             connection.sendall(request("/echo"))
             head, _, body = connection.recv(65536).partition(b"\r\n\r\n")

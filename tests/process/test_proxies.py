@@ -33,7 +33,7 @@ from tests.harness.keys import bearer, write_keys
 from tests.harness.load import Load
 from tests.harness.proxies import SAMPLES, Proxy, proxied
 from tests.harness.rpc import Rpc, address_of, grpc_settings
-from tests.harness.server import Server, alive, free_port, serving, wait_until
+from tests.harness.server import PATIENCE_S, Server, alive, free_port, serving, wait_until
 
 Trick = Callable[[str], str]
 REFUSED = (400, 403, 404, 405)
@@ -80,7 +80,7 @@ def status_of(edge: Edge, port: int, method: str, target: str, host: str = "") -
     host = host or f"127.0.0.1:{port}"
     head = f"{method} {target} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\nContent-Length: 2\r\n"
     head += "".join(f"{name}: {value}\r\n" for name, value in bearer(edge.admin).items())
-    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as connection:
         connection.sendall(head.encode("latin-1") + b"\r\n{}")
         answer = connection.makefile("rb").readline()
     return int(answer.split()[1]) if answer else 0
@@ -228,10 +228,10 @@ def test_grpc_passes_but_for_administration(edge: Edge, name: str, secure: bool)
             kserve.ModelReadyRequest.SerializeToString,
             kserve.ModelReadyResponse.FromString,
         )
-        assert ready(kserve.ModelReadyRequest(name=edge.model), metadata=key, timeout=30).ready
+        assert ready(kserve.ModelReadyRequest(name=edge.model), metadata=key, timeout=PATIENCE_S).ready
         for path, request in ADMIN_RPCS:
             with pytest.raises(grpc.RpcError) as caught:
-                opened.unary_unary(path)(request.SerializeToString(), metadata=key, timeout=30)
+                opened.unary_unary(path)(request.SerializeToString(), metadata=key, timeout=PATIENCE_S)
             assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED, path
     with Rpc(address_of(edge.server)) as direct:
         assert direct.call("LogSettings", kserve.LogSettingsRequest(), metadata=key).settings
@@ -259,7 +259,7 @@ def test_tls_and_the_stream_of_the_live_page_pass_on_every_port(edge: Edge, name
         body,
         {"Content-Type": "application/json", "Accept": "application/json", **bearer(edge.admin)},
     )
-    with urllib.request.urlopen(sent, timeout=30, context=trusted) as answer:
+    with urllib.request.urlopen(sent, timeout=PATIENCE_S, context=trusted) as answer:
         assert answer.status == 200 and len(json.load(answer)["items"]) == 1
     for port, scheme in ((proxy.port, "http"), (proxy.tls, "https")):
         lines = [
@@ -272,7 +272,7 @@ def test_tls_and_the_stream_of_the_live_page_pass_on_every_port(edge: Edge, name
             "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
             *(f"{header}: {value}" for header, value in bearer(edge.admin).items()),
         ]
-        with socket.create_connection(("127.0.0.1", port), timeout=30) as plain:
+        with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as plain:
             connection = (
                 trusted.wrap_socket(plain, server_hostname="localhost") if scheme == "https" else plain
             )
@@ -351,7 +351,7 @@ def test_what_has_no_effect_is_sent_again_and_nothing_else(tmp_path: Path, name:
         threading.Thread(target=upstream.serve_forever, daemon=True).start()
         with proxied(name, upstream.server_address[1], f"127.0.0.1:{free_port()}", tmp_path) as proxy:
             for path, body, headers in (*AGAIN, *AGAIN_AT_HAPROXY, *ONCE):
-                client = http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=30)
+                client = http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=PATIENCE_S)
                 client.request("POST", path, body, headers)
                 with contextlib.suppress(http.client.RemoteDisconnected):
                     assert client.getresponse().status == 502

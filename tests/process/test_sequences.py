@@ -16,7 +16,7 @@ from ipc.protos import kserve_v2_pb2 as v2
 from ipc.protos import trtis_v1_pb2 as v1
 from tests.conformance import trtis
 from tests.harness.rpc import Rpc, address_of, grpc_settings
-from tests.harness.server import Server, serving, wait_until
+from tests.harness.server import PATIENCE_S, Server, serving, wait_until
 from tests.tiny import onnx_files
 from tests.tiny.programs import SLOTS, tensor, write_repository
 
@@ -102,7 +102,7 @@ def over_v1_grpc(server: Server, model: str, name: int, number: int, start: bool
             v1.InferRequest.SerializeToString,
             v1.InferResponse.FromString,
         )
-        found = rpc(made, timeout=30)
+        found = rpc(made, timeout=PATIENCE_S)
     assert found.request_status.code == v1.SUCCESS, found.request_status.msg
     return int(np.frombuffer(found.raw_output[0], "<i4")[0])
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ipc.processes.starting import Listener
-from tests.harness.server import ROOT, Server, make_server, wait_until
+from tests.harness.server import PATIENCE_S, ROOT, Server, make_server, wait_until
 
 EXIT_UNFIT = 5
 COMMAND = [sys.executable, "-m", "workers", "--slot", "0"]
@@ -172,7 +172,7 @@ def test_a_worker_started_by_hand_is_served_and_both_units_report_to_systemd(tmp
 def assert_slot_is_held(server: Server) -> None:
     """A second worker on the same slot is refused, and what belongs to the first is left alone."""
     second = subprocess.run(
-        COMMAND, cwd=ROOT, env=server.environment, capture_output=True, timeout=30, check=False
+        COMMAND, cwd=ROOT, env=server.environment, capture_output=True, timeout=PATIENCE_S, check=False
     )
     assert second.returncode == 3
     assert b"worker-0.lock is held by another live process" in second.stderr

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.harness.server import Answer, Server, serving, wait_until
+from tests.harness.server import PATIENCE_S, Answer, Server, serving, wait_until
 from tests.tiny.programs import SCRIPTED, write_repository
 
 MIB = 1 << 20
@@ -128,7 +128,7 @@ def _is_empty(server: Server) -> None:
 def _begin(server: Server, data: bytes, part: int) -> socket.socket:
     """A connection on which a request was begun: its head and the first part of its body."""
     head = head_of(len(data))
-    connection = socket.create_connection(("127.0.0.1", server.port), timeout=30)
+    connection = socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S)
     lines = (
         "POST /v2/models/identity_uint8/infer HTTP/1.1",
         "Host: x",
