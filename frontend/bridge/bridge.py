@@ -8,7 +8,8 @@
 4. The pools of the cluster are followed. A box in a pool takes the work of that pool alone, and loads what the pool has
    pinned (`pooling`); else the box takes the work of the pool of its settings.
 5. Configurations of the cluster become files that the workers serve (`configs`).
-6. `drain` says so in the beat, refuses what still comes, waits for what runs, and until gateways have the answers.
+6. Inputs on which workers died are told to all hosts, and those of other hosts are heard (`cluster.poison`).
+7. `drain` says so in the beat, refuses what still comes, waits for what runs, and until gateways have the answers.
 
 A name of a box is of one life at a time. A bridge listens for another life of its name before its own first sign of
 life, and refuses to be a second one (`Namesakes`).
@@ -34,9 +35,11 @@ from frontend.bridge.pooling import Membership
 from frontend.bridge.pulling import Puller
 from frontend.cluster.broker import Broker, lasting, readable
 from frontend.cluster.bucket import ROWS_S, Writer
+from frontend.cluster.poison import SharedPoison
 from frontend.cluster.queue import Maker
 from frontend.cluster.transfers import Transfers
 from frontend.engine.interface import Engine, Models, WorkerView
+from frontend.engine.poison import PoisonList
 from ipc.catalog.repository import VersionEntry
 from ipc.logs import Seldom
 from ipc.settings import Settings
@@ -53,7 +56,6 @@ from ipc.wire.cluster import (
     encode,
     read_beat,
 )
-from ipc.wire.cluster_configs import key_of
 from ipc.wire.cluster_names import Names, row_key
 from ipc.wire.messages import ModelStatus
 
@@ -138,8 +140,13 @@ class Namesakes:
 class Bridge:
     """One life of the bridge of a box; see the module. The life starts with `begin` and ends with `drain`."""
 
-    def __init__(self, settings: Settings, engine: Engine, models: Models, meter: Meter) -> None:
-        """Raises `ConfigError` for files of `settings.cluster` that cannot be read."""
+    def __init__(
+        self, settings: Settings, engine: Engine, models: Models, meter: Meter, poison: PoisonList
+    ) -> None:
+        """`poison`: the inputs that this host knows, which learns those of others.
+
+        Raises `ConfigError` for files of `settings.cluster` that cannot be read.
+        """
         self._settings, self._cluster = settings, settings.cluster
         self._engine, self._models = engine, models
         self.box, self.life = settings.cluster.box_name, secrets.token_hex(8)
@@ -174,6 +181,7 @@ class Bridge:
         self._membership = Membership(settings, self.broker, self._names, models)
         self._membership.on_change = self._aim
         self._configured = ConfiguredModels(settings, self.broker, self._names, models)
+        self._poison = SharedPoison(self.broker, self._names, poison)
         self._puller = Puller(
             self.life,
             self._next_of(self._cluster.pool),
@@ -195,7 +203,13 @@ class Bridge:
         self.broker.start()
         loop = asyncio.get_running_loop()
         own = (self._tick, self._live, self._write, self._extend, self._tell_figures, self._maker.run)
-        loops = (*own, self._dead_letters.run, *self._membership.loops, *self._configured.loops)
+        loops = (
+            *own,
+            self._dead_letters.run,
+            *self._membership.loops,
+            *self._configured.loops,
+            *self._poison.loops,
+        )
         self._tasks = [loop.create_task(self.transfers.start())]
         self._tasks += [loop.create_task(lasting(run)) for run in loops]
 
@@ -363,7 +377,6 @@ class Bridge:
         catalog = self._models.catalog
         rows: dict[str, Row] = {}
         by_worker = {worker.name: _by_entry(worker) for worker in workers}
-        configured = self._configured.kept
         for entry in catalog.sources:
             versioned = isinstance(entry, VersionEntry)
             chosen = self._models.chosen(entry.id.rpartition("@")[0]) if versioned else ()
@@ -375,7 +388,7 @@ class Bridge:
                 entry if isinstance(entry, VersionEntry) else None,
                 states,
                 chosen,
-                key_of(entry.id) in configured,
+                self._configured.gives(entry.id),
             )
         rows[self.box] = BoxRow(
             VERSION,

@@ -73,6 +73,10 @@ class ConfiguredModels:
         if self._followed.is_read:
             self._wanted.set()
 
+    def gives(self, model: str) -> bool:
+        """Whether the box has a model by a file of a configuration."""
+        return wire.key_of(model) in self.kept
+
     def told(self) -> BoxConfigs:
         """What the box has of the configurations."""
         # PERF: the content of a model takes a quarter of a millisecond, and the states of workers change all the time.

@@ -80,7 +80,9 @@ async def _serve(config: Settings) -> None:
     families = BridgeMetrics()
     families.touch(catalog)
     families.tally.follow(loop)
-    bridge = Bridge(config, engine, engine.directory, Meter(families, engine.directory.catalog))
+    bridge = Bridge(
+        config, engine, engine.directory, Meter(families, engine.directory.catalog), client.poison
+    )
     client.start()
     client.demand.replicas = engine.directory.replicas
     client.workers.follow = engine.directory.follow

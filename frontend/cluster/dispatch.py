@@ -44,7 +44,8 @@ class Held:
     `queued`: the item was published in the queue; `delivered`: some box has pulled the item from there. `boxes` are
     lives that the item was sent to or that claimed it, `claimed` the lives that claimed it, `tried` the lives that
     refused it. `acks`: by life, the subject that returns the delivery of a claimed item to the queue. `heard_ns`: time
-    of the last message about the item. `stranded_ns`: since when no box takes the item, 0 while a box has it.
+    of the last message about the item. `deaths` are boxes that died with the claimed item, in `deaths_alone` of them
+    this gateway had no other item there. `stranded_ns`: since when no box takes the item, 0 while a box has it.
     """
 
     id: str
@@ -59,6 +60,8 @@ class Held:
     tried: set[str] = field(default_factory=set)
     acks: dict[str, str] = field(default_factory=dict)
     losses: int = 0
+    deaths: int = 0
+    deaths_alone: int = 0
     heard_ns: int = 0
     stranded_ns: int = 0
     refusal: PenstockError | None = None
@@ -281,6 +284,7 @@ class Dispatch:
             self._again(held, "nobody")
 
     def _died(self, box: Box) -> None:
+        claimed = [item for item in box.items if item in self.items and box.life in self.items[item].claimed]
         for item in list(box.items):
             held = self.items.get(item)
             if held is None:
@@ -289,6 +293,8 @@ class Dispatch:
             self._forget(box.life, held)
             ack = held.acks.pop(box.life, "")
             held.losses += was_claimed
+            held.deaths += was_claimed
+            held.deaths_alone += claimed == [item]
             if held.future.done() or held.boxes:
                 continue
             if held.losses >= MOST_LOSSES:

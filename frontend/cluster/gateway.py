@@ -24,7 +24,7 @@ from nats.aio.msg import Msg
 from frontend.cluster.boxes import Box, Boxes
 from frontend.cluster.broker import Broker, lasting, readable
 from frontend.cluster.directory import ClusterModels
-from frontend.cluster.dispatch import Dispatch, Held
+from frontend.cluster.dispatch import MOST_LOSSES, Dispatch, Held
 from frontend.cluster.queue import Queues
 from frontend.cluster.state import GatewayState
 from frontend.cluster.transfers import TransferFailed, Transfers
@@ -35,7 +35,7 @@ from frontend.scope import ANY_BOX, Choice, RequestScope
 from frontend.server.drain import Drain
 from ipc import deadline
 from ipc.catalog.entries import Catalog
-from ipc.errors import DeadlineExceeded, InvalidInput, NoReplica, Unsupported
+from ipc.errors import DeadlineExceeded, InvalidInput, NoReplica, Unsupported, WorkerCrashed
 from ipc.logs import Seldom
 from ipc.settings import Settings
 from ipc.wire.cluster import (
@@ -116,8 +116,8 @@ class Gateway:
         )
         self.engine = ClusterEngine(self, drain)
         self.models.ensure = self.engine.ensure
-        self._state = GatewayState(cluster, self.broker, self.names, self.models, self.router)
-        self.pools, self.configs = self._state.pools, self._state.configs
+        self._state = GatewayState(settings, self.broker, self.names, self.models, self.router)
+        self.pools, self.configs, self.poison = self._state.pools, self._state.configs, self._state.poison
         self.broker.listen(inbox(self.router), self._answered)
         self.broker.listen(self.names.box_beat("*"), self._beat)
         self.broker.listen(self.names.box_health("*"), self._health)
@@ -313,13 +313,16 @@ class ClusterEngine(Engine):
     ) -> tuple[ItemResult, Outcome, memoryview | None]:
         """The answer to an item, and the bytes that its outcome offers.
 
-        Raises the error of the box, and `DeadlineExceeded` soon after the deadline.
+        Raises the error of the box, `DeadlineExceeded` soon after the deadline, and `InputRefused` for poison. An input
+        that was alone at two boxes when they died is poison; one of several is a suspect, which boxes run alone.
 
         Raises `InvalidInput` for work with a value that no message can hold.
         """
         gateway = self._gateway
         try:
             encoded = encode(work)
+            if kind == RUN and gateway.poison:
+                gateway.poison.check(work.model, work.call, payload)
         except _UNSAYABLE as error:
             raise InvalidInput(f"the request has a value that no message can hold: {error}") from error
         sent = _Sent(
@@ -349,11 +352,22 @@ class ClusterEngine(Engine):
                     whole = await self._got(sent, outcome, outcome.large)
                     if whole is not None:
                         return result, outcome, whole
+        except WorkerCrashed:
+            self._judge(sent, payload)
+            raise
         except TimeoutError:
             raise DeadlineExceeded("the deadline passed before a box answered", retry_after_s=1) from None
         finally:
             gateway.dispatch.end(sent)
             gateway.transfers.withdraw(sent.large)
+
+    def _judge(self, sent: _Sent, payload: bytes) -> None:
+        """Note an input on which boxes have died, if they have."""
+        poison, call = self._gateway.poison, sent.plan.call
+        if sent.deaths_alone >= MOST_LOSSES:
+            poison.add(sent.model, call, payload)
+        elif sent.deaths:
+            poison.suspect(sent.model, call, payload, alone=False)
 
     async def _got(self, sent: _Sent, outcome: Outcome, large: Offer) -> memoryview | None:
         """The bytes that an outcome offers; None if the item has to run again, since they did not come."""

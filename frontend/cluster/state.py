@@ -1,33 +1,49 @@
-"""What a gateway follows at the brokers: rows of boxes, pools, configurations. `loops` run as long as the gateway."""
+"""What a gateway follows at the brokers: rows of boxes, pools, configurations, refused inputs.
+
+`loops` run as long as the gateway.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 from frontend.cluster.broker import Broker
 from frontend.cluster.bucket import Follower
 from frontend.cluster.configs import ClusterConfigs
 from frontend.cluster.directory import ClusterModels
+from frontend.cluster.poison import SharedPoison
 from frontend.cluster.pools import ClusterPools
 from frontend.cluster.shared import Shared
-from ipc.settings import Cluster
+from frontend.engine.poison import PoisonList
+from ipc.settings import Settings
 from ipc.wire.cluster_names import Names
 from ipc.wire.cluster_pools import Pools, read_pools, write_pools
+
+POISON_EVERY_S = 1.0
 
 
 class GatewayState:
     """The state of the cluster at one gateway."""
 
     def __init__(
-        self, cluster: Cluster, broker: Broker, names: Names, models: ClusterModels, router: str
+        self, settings: Settings, broker: Broker, names: Names, models: ClusterModels, router: str
     ) -> None:
+        self.poison = PoisonList(None, settings.limits.poison_ttl_s)
         shared = Shared(broker, names.pools, "pools", read_pools, write_pools, Pools())
-        self.pools = ClusterPools(cluster, shared, models, lambda: broker.up)
+        self.pools = ClusterPools(settings.cluster, shared, models, lambda: broker.up)
         self.configs = ClusterConfigs(broker, names, models, router)
         follower = Follower(broker, names, models.take, models.read)
-        loops = follower.run, shared.run, self.pools.run, *self.configs.loops
+        others = SharedPoison(broker, names, self.poison)
+        loops = follower.run, shared.run, self.pools.run, *self.configs.loops, *others.loops, self._age
         self.loops: Sequence[Callable[[], Awaitable[None]]] = loops
         models.expects = self.pools.has_boxes
+
+    async def _age(self) -> None:
+        """End verdicts on inputs when their time has passed."""
+        while True:
+            self.poison.refresh()
+            await asyncio.sleep(POISON_EVERY_S)
 
     def counts(self) -> dict[tuple[str, str], float]:
         """For `GatewayMeter`."""

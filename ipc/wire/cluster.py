@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
@@ -289,6 +289,13 @@ class ModelRow(_Message, frozen=True, tag="model_row"):
 
 Row = BoxRow | ModelRow
 
+
+class JudgedInput(_Message, frozen=True, tag="judged"):
+    """An input on which workers or boxes died, under a digest of the input; the words of `frontend.engine.poison`."""
+
+    verdict: Literal["suspect", "accused", "poison"]
+
+
 _ACK = re.compile(r"\$JS\.ACK\.[^\s*>]{1,1024}")
 _encoder = msgspec.msgpack.Encoder()
 _UNDECODABLE = (msgspec.DecodeError, ValueError, RecursionError)
@@ -300,6 +307,7 @@ _to_box: msgspec.msgpack.Decoder[ToBox] = msgspec.msgpack.Decoder(ToBox)
 _beat: msgspec.msgpack.Decoder[BoxBeat | GatewayBeat] = msgspec.msgpack.Decoder(BoxBeat | GatewayBeat)
 _want = msgspec.msgpack.Decoder(Want)
 _health = msgspec.msgpack.Decoder(BoxHealth)
+_judged = msgspec.msgpack.Decoder(JudgedInput)
 _row: msgspec.msgpack.Decoder[Row] = msgspec.msgpack.Decoder(Row)
 
 
@@ -419,3 +427,8 @@ def read_health(data: bytes) -> BoxHealth:
 def read_row(data: bytes) -> Row:
     """A row of the bucket of models. Raises `ProtocolError`."""
     return _read_message(_row, data, "row")
+
+
+def read_judged(data: bytes) -> JudgedInput:
+    """A verdict in the bucket of inputs. Raises `ProtocolError`."""
+    return _read_message(_judged, data, "verdict")

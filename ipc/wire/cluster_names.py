@@ -114,6 +114,11 @@ class Names:
         return self._flat("penstock_configs")
 
     @property
+    def shared(self) -> str:
+        """Bucket of the inputs on which workers and boxes died."""
+        return self._flat("penstock_shared")
+
+    @property
     def config_keys(self) -> str:
         """Bucket of the first answers to changes of configurations, by their Idempotency-Key."""
         return self._flat("penstock_config_keys")

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from frontend.cluster.pieces import MOST_ITEMS
+from ipc.wire.cluster import read_judged
 from tests.fakes.adapter import vector_of
 from tests.fakes.holding import holding
 from tests.harness.broker import PATIENCE_S, Broker
@@ -148,6 +149,38 @@ def test_a_killed_box_costs_no_request(near: Server, boxes: tuple[Box, Box], tmp
         assert np.allclose(vector(answer), vector_of(f"#hold {hold} {at}", 16), atol=1e-6)
     boxes[0].start_bridge()
     wait_until(lambda: living(near) == {"a", "b"}, what="the next life of box a")
+
+
+def test_an_input_alone_at_two_boxes_that_died_is_refused_and_others_are_served(
+    near: Server, boxes: tuple[Box, Box], one_broker: Broker, tmp_path: Path
+) -> None:
+    async def verdicts() -> list[str]:
+        client = await nats.connect(one_broker.url)
+        try:
+            bucket = await client.jetstream(timeout=PATIENCE_S).key_value("penstock_shared")
+            values = [(await bucket.get(key)).value or b"" for key in await bucket.keys()]
+            return [read_judged(value).verdict for value in values]
+        finally:
+            await client.close()
+
+    wait_until(lambda: not any(one.items for one in boxes), what="boxes without items")
+    with holding(tmp_path) as hold, ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(near.post, "/v1/encode/fake/echo", held(hold, "deadly"))
+        for _ in boxes:
+            wait_until(lambda: any(one.items for one in boxes if one.name in living(near)), what="the item")
+            holder = next(one for one in boxes if one.name in living(near) and one.items)
+            holder.end(signal.SIGKILL)
+            wait_until(lambda one=holder: one.name not in living(near), what="the death of the box")  # type: ignore[misc]
+        crashed = asked.result()
+        assert crashed.status == 500 and crashed.json()["detail"]["code"] == "WORKER_CRASHED", crashed.body
+        for one in boxes:
+            one.start_bridge()
+        refused = near.post("/v1/encode/fake/echo", held(hold, "deadly"))
+        assert refused.status == 500 and "is refused for a while" in refused.body.decode(), refused.body
+    wait_until(lambda: living(near) == {"a", "b"}, what="both boxes again")
+    assert asyncio.run(verdicts()) == ["poison"]
+    assert serves(near)
+    wait_until(lambda: near.metric("penstock_poison_total", reason="refused") == 1, what="the count")
 
 
 def test_boxes_die_and_leave_under_load_and_every_answer_is_right(

@@ -1,4 +1,4 @@
-"""What follows an error of a worker (`Retries`), and the inputs on which workers died (`PoisonList`).
+"""What follows an error of a worker (`Retries`).
 
 `Retries` chooses the next action for a request that was sent to a worker:
 
@@ -23,31 +23,18 @@ A request that was on the device when the worker died is a suspect and may run o
 bystander was only queued there. Its losses are no attempts and take nothing from the budget, since nothing ran for the
 request and one death makes bystanders of all waiting requests. `MAX_LOSSES` and the deadline bound its losses.
 
-`PoisonList` knows the inputs on which workers died, and all frontends of a server share its rows:
-
-1. An input has a name: a hash of the model, the call and the raw tensors (`fingerprint`) that hides them.
-2. An input is *suspect* when its worker died while the flight record of the arena named its request: a thread of that
-   worker was working on it, alone or with others.
-3. A suspect on which a worker died in the company of others is *accused*. The next worker computes nothing else in
-   those steps, for generated text to its last token.
-4. An input is *poison* when a worker died on it while it was suspect and ran alone. Poison is refused.
-5. All are rows of the store (`ipc.store`) and end after `limits.poison_ttl_s`. The newest `MOST` rows are kept.
-   Frontends read the rows once a second; the frontend that saw the death knows at once.
-
-Requests that may run twice are suspect for the time of their own retry only. The rows are for requests that are not
-run again: those of sequences and streams, those whose callers left before the death or that have no time left, and
-poison. Inputs that are known as suspect run alone.
+Requests that may run twice are suspect for the time of their own retry only. Rows of the `PoisonList` are for requests
+that are not run again: those of sequences and streams, those whose callers left before the death or that have no time
+left, and poison. Inputs that are known as suspect run alone.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Literal
 
 import msgspec
 
@@ -55,10 +42,10 @@ from frontend.engine.interface import Payload, bytes_of
 from frontend.engine.local import routing
 from frontend.engine.local.channel import Channel
 from frontend.engine.local.workers import Workers
+from frontend.engine.poison import PoisonList
 from ipc import deadline
 from ipc.errors import (
     Draining,
-    InputRefused,
     InvalidInput,
     LoraLoading,
     ModelLoading,
@@ -70,16 +57,11 @@ from ipc.errors import (
     WorkerLost,
 )
 from ipc.settings import Limits
-from ipc.store.store import Store, Table
 from ipc.wire.codec import long_integer_in
-from ipc.wire.field_names import IN_PARAMS
-from ipc.wire.messages import Call, GenerateCall, InferCall, Work
+from ipc.wire.messages import GenerateCall, Work
 
 log = logging.getLogger(__name__)
 
-Verdict = Literal["suspect", "accused", "poison"]
-_RANK: dict[Verdict, int] = {"suspect": 0, "accused": 1, "poison": 2}
-MOST = 4096
 MAX_ATTEMPTS = 2
 MAX_LOSSES = 5
 BUDGET_RATIO = 0.2
@@ -90,111 +72,6 @@ NEWS_S = 0.05
 # NOTE: free maps of a request may hold values that no message can: numbers beyond 64 bits, hundreds of levels.
 UNSAYABLE = (OverflowError, RecursionError)
 _TOO_DEEP = "options, schemas, metadata, tools or messages: values are nested too deep"
-
-
-def fingerprint(model: str, call: Call, payload: bytes | memoryview = b"") -> str:
-    """Hash of an input: model, call and raw tensors.
-
-    The first call of a sequence has the same hash under any sequence id. The route of a call does not matter.
-    """
-    if isinstance(call, InferCall):
-        if call.step is not None and call.step.start:
-            call = msgspec.structs.replace(call, step=msgspec.structs.replace(call.step, id=0))
-    elif not isinstance(call, GenerateCall):
-        call = msgspec.structs.replace(call, names=IN_PARAMS)
-    elif call.grammar is not None:
-        call = msgspec.structs.replace(call, grammar=msgspec.structs.replace(call.grammar, field=""))
-    digest = hashlib.blake2b(msgspec.msgpack.encode((model, call)), digest_size=16)
-    digest.update(payload)
-    return digest.hexdigest()
-
-
-class _Judged(msgspec.Struct, frozen=True):
-    """State of one input, and its begin in seconds since 1970."""
-
-    verdict: Verdict
-    at: float
-
-
-class PoisonList:
-    """Suspect and poisonous inputs, as far as this frontend knows."""
-
-    def __init__(self, store: Store, ttl_s: float) -> None:
-        self._table, self._ttl_s = Table(store, "poison", _Judged), ttl_s
-        self._known: dict[str, Verdict] = {}
-        self._own: dict[str, _Judged] = {}
-        """Verdicts of this frontend of which there is no row yet: they hold here even without one."""
-
-    def refresh(self) -> None:
-        """Read the rows of other frontends, and drop rows past their time. Raises `OSError`."""
-        oldest = time.time() - self._ttl_s
-        self._own = {name: row for name, row in self._own.items() if row.at >= oldest}
-        rows = {name: row.verdict for name, row in self._table.rows().items() if row.at >= oldest}
-        own = {
-            name: row.verdict
-            for name, row in self._own.items()
-            if name not in rows or _RANK[row.verdict] > _RANK[rows[name]]
-        }
-        self._known = rows | own
-
-    def add(self, model: str, call: Call, payload: bytes | memoryview = b"") -> None:
-        """Refuse this input from now on, in every frontend."""
-        self._judge(fingerprint(model, call, payload), "poison")
-
-    def suspect(
-        self, model: str, call: Call, payload: bytes | memoryview = b"", *, alone: bool = True
-    ) -> None:
-        """A worker died on this input, which was not run again. `alone`: the input ran in a batch of its own.
-
-        A new input becomes a suspect. A known input becomes poison if the input ran alone, else a suspect is accused.
-        """
-        name = fingerprint(model, call, payload)
-        known = self._known.get(name)
-        if known is None:
-            self._judge(name, "suspect")
-        elif alone:
-            self._judge(name, "poison")
-        elif known == "suspect":
-            self._judge(name, "accused")
-
-    def __bool__(self) -> bool:
-        """Whether any input is known; without one, no request needs a fingerprint."""
-        return bool(self._known)
-
-    def is_suspect(self, model: str, call: Call, payload: bytes | memoryview = b"") -> bool:
-        """Whether a worker died on this input."""
-        return fingerprint(model, call, payload) in self._known
-
-    def is_accused(self, model: str, call: Call, payload: bytes | memoryview = b"") -> bool:
-        """Whether workers died on this input more than once, with others on the device."""
-        return self._known.get(fingerprint(model, call, payload)) == "accused"
-
-    def holds(self, model: str, call: Call, payload: bytes | memoryview = b"") -> bool:
-        """Whether this input is poison, and refused."""
-        return self._known.get(fingerprint(model, call, payload)) == "poison"
-
-    def _judge(self, name: str, verdict: Verdict) -> None:
-        """The request need not wait for the row: this frontend knows already."""
-        self._known[name] = verdict
-        judged = _Judged(verdict, time.time())
-        self._own = dict(list(self._own.items())[1 - MOST :]) | {name: judged}
-
-        def note(rows: dict[str, _Judged]) -> None:
-            fresh = [each for each in rows if rows[each].at >= judged.at - self._ttl_s]
-            newest = set(sorted(fresh, key=lambda each: rows[each].at)[1 - MOST :])
-            for each in rows.keys() - newest:
-                del rows[each]
-            if name not in rows or _RANK[verdict] >= _RANK[rows[name].verdict]:
-                rows[name] = judged
-
-        def noted(error: Exception | None) -> None:
-            if error is None:
-                # From now on the row counts, which an operator may delete.
-                self._own.pop(name, None)
-            else:
-                log.error("the other frontends do not know of an input on which a worker died: %s", error)
-
-        self._table.change_soon(note, noted)
 
 
 def unsayable(work: Work, error: Exception) -> InvalidInput:
@@ -309,8 +186,7 @@ class Retries:
         suspect = accused = False
         if self._poison:
             raw = bytes_of(payload)
-            if self._poison.holds(work.model, work.call, raw):
-                raise InputRefused("this input ends worker processes and is refused for a while")
+            self._poison.check(work.model, work.call, raw)
             suspect = self._poison.is_suspect(work.model, work.call, raw)
             accused = suspect and self._poison.is_accused(work.model, work.call, raw)
         self._budget.count_request()

@@ -176,6 +176,22 @@ def test_an_item_that_lost_two_boxes_is_not_given_to_a_third() -> None:
     played(scene)
 
 
+def test_boxes_that_die_with_an_item_alone_are_told_from_those_that_had_others() -> None:
+    def scene() -> None:
+        stage = Stage("a", "b", "c", "d")
+        first, second = stage.begin("r.1"), stage.begin("r.2")
+        stage.claim("a1", "r.1", "r.2")
+        stage.pass_s(1.0, "b1", "c1", "d1")
+        assert [(held.deaths, held.deaths_alone) for held in (first, second)] == [(1, 0), (1, 0)]
+        stage.claim("c1", "r.1")
+        stage.claim("d1", "r.2")
+        stage.pass_s(1.0, "b1", "d1")
+        assert isinstance(first.future.exception(), WorkerCrashed)
+        assert (first.deaths, first.deaths_alone, second.deaths) == (2, 1, 1)
+
+    played(scene)
+
+
 def test_an_item_that_nobody_had_claimed_is_no_loss() -> None:
     def scene() -> None:
         stage = Stage("a", "b", "c")

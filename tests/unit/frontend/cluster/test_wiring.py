@@ -16,8 +16,12 @@ from frontend.bridge.intake import WORKING
 from frontend.bridge.meter import Meter
 from frontend.cluster.broker import Broker
 from frontend.cluster.gateway import Gateway
+from frontend.engine.poison import PoisonList
+from frontend.scope import scope_of_ids
 from frontend.server.drain import Drain
+from ipc import deadline
 from ipc.catalog.entries import Catalog, HubSource, ModelEntry
+from ipc.errors import InputRefused
 from ipc.metrics.cluster import BridgeMetrics
 from ipc.settings import Cluster, Settings
 from ipc.wire.cluster import (
@@ -68,13 +72,19 @@ class Holding:
         await asyncio.Event().wait()
 
 
-def bridge(workers: Callable[[], Any] = list, **settings: Any) -> Bridge:
+def bridge(workers: Callable[[], Any] = list, poison: PoisonList | None = None, **settings: Any) -> Bridge:
     models = SimpleNamespace(
         workers=workers, catalog=Catalog(()), version=1, is_told=False, is_loaded=lambda model: True
     )
     cluster = Cluster(urls=("nats://127.0.0.1:1",), box="a", **settings)
     meter = Meter(BridgeMetrics(), ())
-    one = Bridge(Settings(cluster=cluster), Holding(), models, meter)  # type: ignore[arg-type]
+    one = Bridge(
+        Settings(cluster=cluster),
+        Holding(),
+        models,
+        meter,
+        PoisonList(None, 600.0) if poison is None else poison,
+    )  # type: ignore[arg-type]
     one.broker.up = one._namesakes.is_alone = True
     return one
 
@@ -166,6 +176,22 @@ def test_a_box_marks_the_models_that_only_a_configuration_gives_it(post: Post) -
         "own": False,
         "given": True,
     }
+
+
+def test_bridge_and_gateway_hear_of_inputs_that_kill_and_tell_theirs(post: Post) -> None:
+    async def scene() -> None:
+        poison = PoisonList(None, 600.0)
+        one = bridge(poison=poison)
+        assert post.handlers.pop("$KV.penstock_shared.>") and poison.on_verdict == one._poison._judged
+        near = Gateway(Settings(cluster=Cluster(urls=("nats://127.0.0.1:1",))), Catalog(()), Drain())
+        assert post.handlers.pop("$KV.penstock_shared.>") and near.poison.on_verdict is not None
+        work = Work("m", EncodeCall([InputItem("boom")], ["dense"]), deadline.after(60), 3, "req_1")
+        near.poison.add(work.model, work.call)
+        with pytest.raises(InputRefused):
+            await near.engine.run(scope_of_ids("req_1", "", Settings().limits), work)
+        near.queues.close()
+
+    asyncio.run(scene())
 
 
 def test_a_bridge_hears_a_gateway_on_the_subject_of_that_gateway_alone(post: Post) -> None:

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from frontend.engine.local import retry as poison_module
-from frontend.engine.local.retry import PoisonList
+from frontend.engine import poison as poison_module
+from frontend.engine.poison import PoisonList
+from ipc.errors import InputRefused
 from ipc.processes.paths import RunPaths, prepare_run_dir
 from ipc.store.store import Store, Table
 from ipc.wire.field_names import FieldNames
@@ -180,3 +181,58 @@ def test_an_operator_lets_an_input_through_again_by_deleting_its_row(paths: RunP
     here.refresh()
     elsewhere.refresh()
     assert not here.holds("m", CALL) and not elsewhere.holds("m", CALL)
+
+
+def test_a_process_without_a_store_keeps_its_verdicts_until_their_time_has_passed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    poison = PoisonList(None, 600)
+    poison.add("m", CALL)
+    poison.refresh()
+    with pytest.raises(InputRefused):
+        poison.check("m", CALL)
+    poison.check("m", OTHER)
+    later = time.time() + 601
+    monkeypatch.setattr(time, "time", lambda: later)
+    poison.refresh()
+    poison.check("m", CALL)
+
+
+def test_verdicts_of_other_hosts_count_from_when_they_were_heard_and_never_lessen_ours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    poison, name, now = PoisonList(None, 600), poison_module.fingerprint("m", CALL), time.time()
+    poison.learn({name: "suspect"})
+    assert poison.is_suspect("m", CALL) and not poison.holds("m", CALL)
+    poison.suspect("m", CALL, alone=True)
+    assert poison.holds("m", CALL), "a death of its own on what another host suspects"
+    poison.learn({name: "suspect"})
+    assert poison.holds("m", CALL)
+    elsewhere = PoisonList(None, 600)
+    elsewhere.learn({name: "poison"})
+    for passed_s, holds in ((599, True), (601, False)):
+        monkeypatch.setattr(time, "time", lambda at=now + passed_s: at)
+        elsewhere.learn({name: "poison"})
+        elsewhere.refresh()
+        assert elsewhere.holds("m", CALL) == holds
+    elsewhere.learn({})
+    elsewhere.refresh()
+    assert not elsewhere
+
+
+def test_each_verdict_of_this_host_is_told_once_also_those_of_its_other_processes(paths: RunPaths) -> None:
+    told: list[tuple[str, str]] = []
+    here, elsewhere = PoisonList(Store(paths), 600), PoisonList(Store(paths), 600)
+    here.on_verdict = lambda name, verdict: told.append((name, verdict))
+    name, other = (poison_module.fingerprint("m", call) for call in (CALL, OTHER))
+    here.suspect("m", CALL)
+    here.learn({"0" * 32: "poison"})
+    for _ in range(2):
+        here.refresh()
+    assert told == [(name, "suspect")]
+    elsewhere.refresh()
+    elsewhere.suspect("m", CALL)
+    elsewhere.suspect("m", OTHER)
+    for _ in range(2):
+        here.refresh()
+    assert sorted(told[1:]) == sorted([(name, "poison"), (other, "suspect")])

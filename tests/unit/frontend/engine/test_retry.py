@@ -94,7 +94,7 @@ def test_a_poison_is_named_even_after_its_deadline() -> None:
 )
 def test_the_next_death_under_an_input_that_was_suspect_before_is_its_second(call: Call, error: type) -> None:
     poison: Any = SimpleNamespace(
-        holds=lambda *given: False, is_suspect=lambda *given: True, is_accused=lambda *given: False
+        check=lambda *given: False, is_suspect=lambda *given: True, is_accused=lambda *given: False
     )
     rule = retry.Retries(SimpleNamespace(channels=[]), Limits(), poison, lambda reason: None)  # type: ignore[arg-type]
     attempts = rule.begin(Work("m", call, deadline.after(60), 16, "req"), None)
@@ -182,7 +182,7 @@ def test_what_follows_each_error(
     workers: Any = SimpleNamespace(channels=[FakeChannel(0, {"m": loaded}), FakeChannel(1, {"m": loaded})])
     suspects: list[str] = []
     poison: Any = SimpleNamespace(
-        holds=lambda *given: False,
+        check=lambda *given: False,
         is_suspect=lambda *given: sequence,
         is_accused=lambda *given: False,
         add=lambda *given: suspects.append("poison"),
@@ -208,7 +208,7 @@ def test_what_follows_each_error(
 def test_a_full_queue_everywhere_is_the_answer_unless_the_request_was_lost_before() -> None:
     loaded = ModelStatus("m", "loaded")
     workers: Any = SimpleNamespace(channels=[FakeChannel(0, {"m": loaded})])
-    poison: Any = SimpleNamespace(holds=lambda *given: False, is_suspect=lambda *given: False)
+    poison: Any = SimpleNamespace(check=lambda *given: False, is_suspect=lambda *given: False)
     retries = retry.Retries(workers, Limits(), poison, lambda reason: None)
     attempts, full = retries.begin(work(60), None), QueueFull("full")
     channel: Any = workers.channels[0]
