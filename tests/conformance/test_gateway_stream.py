@@ -28,7 +28,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def test_the_status_of_the_cluster_comes_at_once_and_then_each_second(alone: Server) -> None:
-    with connect(f"ws://127.0.0.1:{alone.port}/ws/cluster-status") as stream:
+    with connect(f"ws://127.0.0.1:{alone.port}/ws/cluster-status", open_timeout=PATIENCE_S) as stream:
         frames = [json.loads(stream.recv(timeout=PATIENCE_S)) for _ in range(2)]
     assert frames[0]["cluster"] == {"worker_count": 0, "gpu_count": 0, "models_loaded": 0, "total_qps": 0.0}
     assert frames[0]["workers"] == [] and [model["name"] for model in frames[0]["models"]] == [MODEL, SLOW]
@@ -45,7 +45,7 @@ def test_the_path_of_the_status_speaks_websocket_only(alone: Server) -> None:
 
 
 def test_the_status_of_the_gateway_itself_is_there(alone: Server) -> None:
-    with connect(f"ws://127.0.0.1:{alone.port}/ws/status") as stream:
+    with connect(f"ws://127.0.0.1:{alone.port}/ws/status", open_timeout=PATIENCE_S) as stream:
         frame = json.loads(stream.recv(timeout=PATIENCE_S))
     assert frame["gpus"] == [] or all(gpu["memory_total_bytes"] == 0 for gpu in frame["gpus"])
 

@@ -149,7 +149,8 @@ class Browser:
     def _connected(self, path: str) -> ClientConnection:
         return connect(
             f"ws://127.0.0.1:{self._port}{path}",
-            max_size=64 << 20, max_queue=None, ping_interval=None, compression=None, proxy=None,
+            open_timeout=PATIENCE_S, max_size=64 << 20, max_queue=None, ping_interval=None, compression=None,
+            proxy=None,
         )  # fmt: skip
 
 

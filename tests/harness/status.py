@@ -18,13 +18,21 @@ Frame = dict[str, Any]
 def watching(server: Server, **options: Any) -> Iterator[ClientConnection]:
     """An open status stream."""
     address = f"ws://127.0.0.1:{server.port}/ws/status"
-    with connect(address, compression=None, proxy=None, max_size=16 << 20, **options) as socket:
+    with connect(
+        address,
+        open_timeout=PATIENCE_S,
+        ping_interval=None,
+        compression=None,
+        proxy=None,
+        max_size=16 << 20,
+        **options,
+    ) as socket:
         yield socket
 
 
 def next_frame(socket: ClientConnection) -> Frame:
     """The next frame."""
-    text = socket.recv(10)
+    text = socket.recv(PATIENCE_S)
     assert isinstance(text, str), "frames are text messages"
     return dict(json.loads(text))
 
@@ -66,5 +74,5 @@ def wait_joined(server: Server) -> None:
 
     wait_until(lambda: len(server.frontend_pids()) == count, what="all frontends")
     for pid in server.frontend_pids():
-        with only_frontend(server, pid), watching(server, open_timeout=60) as viewer:
+        with only_frontend(server, pid), watching(server) as viewer:
             frame_when(viewer, joined, what="all workers at all frontends")

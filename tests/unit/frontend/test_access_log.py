@@ -51,7 +51,7 @@ def counted(tmp_path: Path) -> Counted:
 
 @pytest.fixture
 def asked(counted: Counted) -> Iterator[httpx.Client]:
-    with counted.server.listening() as url, httpx.Client(base_url=url) as client:
+    with counted.server.listening() as url, httpx.Client(base_url=url, timeout=60) as client:
         yield client
 
 
@@ -152,7 +152,7 @@ def test_the_access_log_is_written_without_metrics(tmp_path: Path, caplog: pytes
     def paths() -> list[str]:
         return [record.path for record in caplog.records if record.name == "frontend.access_log"]
 
-    with counted.server.listening() as url, httpx.Client(base_url=url) as asked:
+    with counted.server.listening() as url, httpx.Client(base_url=url, timeout=60) as asked:
         asked.get("/health")
         asked.post(ROUTE, json=ASK)
         wait_until(lambda: len(paths()) == 2, what="the lines of the request")

@@ -263,7 +263,9 @@ def test_a_stream_of_one_frontend_is_decided_about_at_the_other(pair: Pair) -> N
     here, there = pair.urls
 
     def decide(id_: str, key: str, **decision: Any) -> tuple[int, Any]:
-        answer = httpx.post(f"{there}/v1/agent/approvals/{id_}", headers=bearer(key), json=decision)
+        answer = httpx.post(
+            f"{there}/v1/agent/approvals/{id_}", headers=bearer(key), json=decision, timeout=60
+        )
         return answer.status_code, answer.json()
 
     gone = (404, {"status": "not_found"})

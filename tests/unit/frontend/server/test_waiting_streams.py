@@ -212,7 +212,7 @@ def test_a_response_whose_stream_a_drain_has_ended_is_stored_as_failed(tmp_path:
         id_ = json.loads(told.decode().split("data: ")[1].split("\n")[0])["response"]["id"]
 
         def stored() -> Any:
-            found = httpx.get(f"{url}/v1/responses/{id_}")
+            found = httpx.get(f"{url}/v1/responses/{id_}", timeout=60)
             return found.json() if found.status_code == 200 else None
 
         row = wait_until(stored, what="the row of the response")

@@ -285,7 +285,7 @@ def test_keys_come_in_either_header_and_refusals_have_the_form_of_anthropic(tmp_
     with server.listening() as url:
 
         def ask(**headers: str) -> Any:
-            return httpx.post(f"{url}/v1/messages", json=_ASK, headers=headers)
+            return httpx.post(f"{url}/v1/messages", json=_ASK, headers=headers, timeout=60)
 
         assert ask(**{"x-api-key": _KEY}).status_code == 200
         assert ask(Authorization=f"Bearer {_KEY}").status_code == 200

@@ -52,7 +52,7 @@ async def _read(url: str, gate: threading.Event) -> list[Any]:
     """The lines of a stream, whose model speaks after the first line."""
     lines = []
     async with (
-        httpx.AsyncClient() as client,
+        httpx.AsyncClient(timeout=60) as client,
         client.stream("POST", f"{url}{CHAT_PATH}", json={"messages": HI}) as answer,
     ):
         async for line in answer.aiter_lines():
