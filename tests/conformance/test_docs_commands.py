@@ -25,7 +25,8 @@ from ipc.protos import trtis_v1_pb2
 from penstock.cli import main
 from tests.conformance.minilm import DIRECTORY, MODEL
 from tests.conformance.required_tool import required_tool
-from tests.harness.server import Server, free_port, serving
+from tests.harness.ports import free_port
+from tests.harness.server import Server, serving
 from tests.tiny import chat_models, gguf_models, loras, onnx_files
 from tests.tiny.models import build
 from tests.tiny.pictures import encoded, picture

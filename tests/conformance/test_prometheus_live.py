@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from tests.conformance.required_tool import required_tool
-from tests.harness.server import PATIENCE_S, Server, free_port, serving, wait_until
+from tests.harness.ports import free_port
+from tests.harness.server import PATIENCE_S, Server, serving, wait_until
 from tools.source_tree import ROOT
 
 SHIPPED = ROOT / "deploy" / "prometheus"

@@ -14,7 +14,8 @@ from frontend.assembly import Backend
 from frontend.services import Services
 from tests.fakes.remote import Link, RemoteEngine, RemoteModels
 from tests.harness.parent import ends_with_parent
-from tests.harness.server import ROOT, Server, free_port, wait_until
+from tests.harness.ports import free_port
+from tests.harness.server import ROOT, Server, wait_until
 
 ADDRESS = "TEST_FAR_END"
 """The variable that names the socket of the far end."""

@@ -16,7 +16,7 @@ import pytest
 
 from tests.conformance.required_tool import lacking
 from tests.fakes.adapter import vector_of
-from tests.harness.broker import Broker, free_ports
+from tests.harness.broker import Broker
 from tests.harness.cluster import Box, box, gateway, is_cut_off, living, serves
 from tests.harness.load import Load
 from tests.harness.server import Answer, Server, wait_until
@@ -61,7 +61,6 @@ class Cluster:
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     place = tmp_path_factory.mktemp("faults")
     one = Broker(place / "broker")
-    (one.port,) = free_ports(1)
     with ExitStack() as stack:
         stack.callback(one.kill)
         a = stack.enter_context(box(place / "a", "a", [one.url], models=("fake/echo", "fake/tokens")))

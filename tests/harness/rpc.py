@@ -15,7 +15,8 @@ from grpc_health.v1 import health_pb2
 from ipc.protos import kserve_v2_pb2 as pb
 from tests.fakes.adapter import vector_of
 from tests.harness.load import PAUSE_S
-from tests.harness.server import PATIENCE_S, Server, free_port
+from tests.harness.ports import free_port
+from tests.harness.server import PATIENCE_S, Server
 
 SERVICE = "/inference.GRPCInferenceService/"
 UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]

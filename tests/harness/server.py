@@ -13,7 +13,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from ipc.processes.liveness import is_held, is_running
 from ipc.processes.paths import TOOLS
 from tests.harness.accounting import count_apart, count_server
+from tests.harness.ports import free_port
 
 if TYPE_CHECKING:
     from tests.harness.lives import Worker
@@ -41,13 +41,8 @@ START_TIMEOUT_S = 240.0
 PATIENCE_S = 60.0
 """How long a test waits for what should come at once: only a failure takes so long, however busy the machine is."""
 MAX_PAUSE_S = 0.1
-PORTS_EACH = 797
-"""More than one test process takes."""
-RANGE_FILE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 RAW_HOSTS = "a,b,example.org,fuzz,h,other,server.example,t,test,x"
 """What clients of tests that write their own heads call the server; without keys it answers to listed names only."""
-LEAST_ROOM = 20_000
-"""Where the ports of outgoing connections begin below this, too few are left below them."""
 
 
 def wait_until(condition: Callable[[], Any], timeout_s: float = PATIENCE_S, what: str = "condition") -> Any:
@@ -83,44 +78,6 @@ _OF_A_MODEL = re.compile(
     r"|^During handling of the above exception|^The above exception was the direct cause"
 )
 """What is logged before a stack that the code of a model, or its files, is the cause of."""
-
-
-def free_port() -> int:
-    """A TCP port on 127.0.0.1 that nobody listens on and that this process was not given before.
-
-    It is below the ports of outgoing connections, so that none of them takes it first, where there is room for that.
-    """
-    for port in _PORTS:
-        with contextlib.suppress(OSError), socket.socket() as probe:
-            probe.bind(("127.0.0.1", port))
-            return port
-    raise AssertionError("no port is free")
-
-
-def _ports() -> Iterator[int]:
-    """Ports below those of outgoing connections, where every test process begins elsewhere; else any free ones."""
-    first_of_connections = int(RANGE_FILE.read_text().split()[0]) if RANGE_FILE.exists() else 0
-    if first_of_connections < LEAST_ROOM:
-        yield from _any_ports()
-    count = first_of_connections // 2
-    start = os.getpid() * PORTS_EACH % count
-    for number in range(count):
-        yield first_of_connections - 1 - (start + number) % count
-
-
-def _any_ports() -> Iterator[int]:
-    """Free ports as the kernel chooses them, each once."""
-    given: set[int] = set()
-    while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        if port not in given:
-            given.add(port)
-            yield port
-
-
-_PORTS = _ports()
 
 
 def state_of(pid: int) -> str:

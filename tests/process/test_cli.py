@@ -19,7 +19,8 @@ from ipc.processes.liveness import SlotLock
 from ipc.version import VERSION
 from penstock.cli import main
 from tests.harness.accounting import count_server
-from tests.harness.server import FAKE_CATALOG, ROOT, Server, alive, free_port, wait_until
+from tests.harness.ports import free_port
+from tests.harness.server import FAKE_CATALOG, ROOT, Server, alive, wait_until
 
 EXIT_CONFIG = 3
 FAKES = ("--catalog", str(FAKE_CATALOG), "--models", "fake/echo")

@@ -23,7 +23,8 @@ from packaging.utils import canonicalize_name
 
 from ipc.version import VERSION
 from tests.harness.accounting import count_server
-from tests.harness.server import ROOT, Server, free_port, wait_until
+from tests.harness.ports import free_port
+from tests.harness.server import ROOT, Server, wait_until
 from tests.tiny import gguf_models
 from tools import distributions
 

@@ -14,7 +14,8 @@ import pytest
 from frontend.access import api_keys
 from penstock.cli import main
 from tests.harness.keys import bearer, write_keys
-from tests.harness.server import FAKE_CATALOG, ROOT, Server, alive, free_port, serving, wait_until
+from tests.harness.ports import free_port
+from tests.harness.server import FAKE_CATALOG, ROOT, Server, alive, serving, wait_until
 
 EXIT_CONFIG = 3
 

@@ -25,7 +25,8 @@ from tests.fakes import mcp_program
 from tests.fakes.mcp_servers import PROGRAM
 from tests.fakes.tool_host import until
 from tests.harness.later import openai
-from tests.harness.server import Server, free_port, serving, wait_until
+from tests.harness.ports import free_port
+from tests.harness.server import Server, serving, wait_until
 from tests.harness.tool_host import HostProcess, client, tool_host
 from tests.tiny import chat_models
 

@@ -31,9 +31,10 @@ from tests.conformance.required_tool import required_tool
 from tests.fakes.tensors import services_of
 from tests.harness.keys import bearer, write_keys
 from tests.harness.load import Load
+from tests.harness.ports import free_port
 from tests.harness.proxies import SAMPLES, Proxy, proxied
 from tests.harness.rpc import Rpc, address_of, grpc_settings
-from tests.harness.server import PATIENCE_S, Server, alive, free_port, serving, wait_until
+from tests.harness.server import PATIENCE_S, Server, alive, serving, wait_until
 
 Trick = Callable[[str], str]
 REFUSED = (400, 403, 404, 405)

@@ -16,7 +16,8 @@ from ipc.processes import starting
 from penstock.cli import main
 from penstock.own_server import descendants
 from tests.conformance.minilm import DIRECTORY
-from tests.harness.server import alive, free_port, wait_until
+from tests.harness.ports import free_port
+from tests.harness.server import alive, wait_until
 from tests.tiny import gguf_models
 
 

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.harness.keys import bearer, write_keys
+from tests.harness.ports import free_port
 from tests.harness.raw import RawClient
-from tests.harness.server import Answer, Server, free_port, make_server, serving, wait_until
+from tests.harness.server import Answer, Server, make_server, serving, wait_until
 
 
 def apart() -> dict[str, str]:

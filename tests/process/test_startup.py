@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from tests.harness.lifecycle import Models
+from tests.harness.ports import free_port
 from tests.harness.server import (
     FAKE_CATALOG,
     ROOT,
     Server,
     alive,
-    free_port,
     make_server,
     serving,
     wait_until,

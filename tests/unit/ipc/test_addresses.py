@@ -8,7 +8,7 @@ import pytest
 
 from ipc import addresses
 from ipc.errors import ConfigError
-from tests.harness.server import free_port
+from tests.harness.ports import free_port
 
 SETTING = "grpc.bind"
 

@@ -14,7 +14,8 @@ import pytest
 from ipc.catalog.reading import load_catalog, read_entry
 from penstock.cli import main
 from penstock.downloads import ProgressLine
-from tests.harness.server import ROOT, free_port
+from tests.harness.ports import free_port
+from tests.harness.server import ROOT
 from tests.unit.penstock.own_models.test_own_models import (
     BERT,
     POOLING,

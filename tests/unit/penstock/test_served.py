@@ -16,7 +16,8 @@ import pytest
 from ipc.processes.paths import SERVER, RunPaths
 from penstock import processes
 from penstock.cli import main
-from tests.harness.server import free_port, wait_until
+from tests.harness.ports import free_port
+from tests.harness.server import wait_until
 
 MODELS = {
     "data": [

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.server import ROOT, free_port
+from tests.harness.ports import free_port
+from tests.harness.server import ROOT
 from tools import package_index
 
 

@@ -13,7 +13,7 @@ from ipc.errors import ConfigError
 from ipc.processes.liveness import SlotLock, is_held
 from ipc.processes.paths import SERVER, prepare_run_dir
 from ipc.settings import Settings, load
-from tests.harness.server import free_port
+from tests.harness.ports import free_port
 
 
 @pytest.fixture

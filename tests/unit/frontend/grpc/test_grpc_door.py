@@ -30,7 +30,7 @@ from frontend.server import state
 from ipc.protos import kserve_v2_pb2 as pb
 from tests.fakes.tensors import services_of
 from tests.fuzz.http2 import END_HEADERS, HEADERS, PREFACE, RST_STREAM, SETTINGS, block, fields_of, frame
-from tests.harness.server import free_port
+from tests.harness.ports import free_port
 
 KSERVE, TRTIS = "/inference.GRPCInferenceService/", "/nvidia.inferenceserver.GRPCService/"
 CHECK, WATCH = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"
