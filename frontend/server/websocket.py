@@ -19,6 +19,7 @@ from uvicorn._types import ASGISendEvent
 from uvicorn.config import Config
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import CloseCode
 
 from frontend.server.state import FrontendState, draining, encode, malformed
 from ipc.errors import PenstockError
@@ -77,6 +78,24 @@ class PenstockWebSocket(WebSocketsSansIOProtocol):
         super().data_received(data)
         if not self.handshake_initiated:
             self._refuse(malformed("The WebSocket handshake has too many or too long header fields."))
+
+    def send_receive_event_to_app(self) -> None:
+        """Hand a message on; a text that is no UTF-8 ends the connection with 1007 (RFC 6455, section 8.1)."""
+        try:
+            b"".join(self.frames if self.curr_msg_data_type == "text" else ()).decode()
+        except UnicodeDecodeError:
+            # NOTE: uvicorn logs a stack, and fails where a closing frame came along with the text.
+            self.frames = []
+            if not self.close_sent:
+                self.conn.fail(CloseCode.INVALID_DATA)
+                self.handle_parser_exception()
+            return
+        super().send_receive_event_to_app()
+
+    def handle_parser_exception(self) -> None:
+        """What the client sent is no WebSocket any more: say so and close."""
+        super().handle_parser_exception()
+        self._cut_soon()
 
     async def send(self, message: ASGISendEvent) -> None:
         """Write one ASGI message, once the client has taken enough of what was written before.

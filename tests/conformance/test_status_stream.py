@@ -413,6 +413,25 @@ def test_what_a_viewer_sends_is_ignored_and_a_huge_message_ends_its_stream_alone
             next_frame(quiet)
 
 
+@pytest.mark.parametrize(
+    ("behind", "answer"), [(b"", b"\x88\x02\x03\xef"), (b"\x88\x82\0\0\0\0\x03\xe8", b"\x88\x02\x03\xe8")]
+)
+def test_a_text_that_is_no_utf8_ends_its_stream_in_order(
+    server: Server, behind: bytes, answer: bytes
+) -> None:
+    """The text comes in two frames, alone or with a closing frame of 1000 in one piece; 1007 answers the former."""
+    with watching(server) as quiet, socket.create_connection(("127.0.0.1", server.port)) as client:
+        client.sendall(handshake(Host="x"))
+        received = client.recv(1 << 16)
+        assert received.startswith(b"HTTP/1.1 101 ")
+        client.sendall(b"\x01\x81\0\0\0\0\xe0" + b"\x80\x81\0\0\0\0\x41" + behind)
+        while piece := client.recv(1 << 16):
+            received += piece
+        assert received.endswith(answer)
+        next_frame(quiet)
+    server.assert_no_stack()
+
+
 def test_a_drain_ends_streams_with_1001_and_waits_for_no_viewer_that_reads_nothing(server: Server) -> None:
     stalled = socket.socket()
     stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
