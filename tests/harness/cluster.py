@@ -10,15 +10,15 @@ import contextlib
 import re
 import signal
 import socket
-import subprocess
 import sys
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.harness.parent import ends_with_parent
-from tests.harness.server import ROOT, Server, alive, make_server, serving, wait_until
+from tests.harness import lives
+from tests.harness.nursery import Forked
+from tests.harness.server import Server, alive, make_server, serving, wait_until
 
 SETTINGS = {"queue.max_wait_s": 120, "limits.load_wait_s": 60}
 
@@ -40,7 +40,7 @@ class Box:
         where = {"catalog": catalog} if catalog is not None else {}
         self.server = make_server(place, models, chosen, **where)
         self.name, self._log_path = name, place / "bridge.log"
-        self.bridge: subprocess.Popen[bytes] | None = None
+        self.bridge: Forked | None = None
         self._told, self._status = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM), ""
         self._told.bind(f"\0penstock-box-{uuid.uuid4().hex}")
         self._told.setblocking(False)
@@ -74,14 +74,10 @@ class Box:
 
     def start_bridge(self) -> None:
         """Start the bridge alone, another life of the box."""
+        told = {"NOTIFY_SOCKET": f"@{self._told.getsockname()[1:].decode()}"}
         with self._log_path.open("ab") as log:
-            self.bridge = subprocess.Popen(
-                [sys.executable, "-m", "frontend.bridge"],
-                cwd=ROOT,
-                env=self.server.environment | {"NOTIFY_SOCKET": f"@{self._told.getsockname()[1:].decode()}"},
-                stdout=log,
-                stderr=log,
-                preexec_fn=ends_with_parent(),
+            self.bridge = lives.python(
+                "frontends", ("-m", "frontend.bridge"), self.server.environment | told, log.fileno()
             )
 
     def tell(self, number: signal.Signals) -> None:
@@ -143,7 +139,7 @@ def gateway(
     """A gateway that accepts requests; afterwards nothing of it is left."""
     place.mkdir(parents=True, exist_ok=True)
     chosen = {"server.engine": "cluster", "cluster.urls": ",".join(brokers), **SETTINGS, **(settings or {})}
-    with serving(place, (), chosen, workers=False, fresh=True) as server:
+    with serving(place, (), chosen, workers=False) as server:
         yield server
         assert server.stop() == 0
 
