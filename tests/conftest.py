@@ -9,10 +9,13 @@
 4. Imports of the tests' modules happen without the garbage collector, which took a third of the time of collecting.
    What is alive at the end of a file is left out of later collections, which else cost up to a second each.
 5. `--dist loadgroup` gives a process whole files. All tests of a shared server go to one process, so that the server
-   starts once. Every second process begins with the last files: tests that wait run beside tests that compute.
+   starts once, and ends with the last of them: an idle one costs as well. Every second process begins with the last
+   files: tests that wait run beside tests that compute.
 6. Processes of servers are forked from two that have imported what they need, unless a test asks for `fresh` ones
    (`tests/harness/lives.py`): imports were most of what a server costs. So are the processes of pytest-xdist.
-7. The end of a run tells how many servers were started; `--processor-times` adds the processor time of each file.
+7. Of the cases of a test marked `sample` the default suite runs some: each value of each parameter once, or as many as
+   the mark says (`tests/harness/sampling.py`). `make test-long` runs the others.
+8. The end of a run tells how many servers were started; `--processor-times` adds the processor time of each file.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ import pytest
 from _pytest.nodeid import NodeId
 from hypothesis import HealthCheck, settings
 
-from tests.harness import accounting
+from tests.harness import accounting, sampling
 from tests.harness.broker import Broker, broker
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -107,13 +110,23 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.write_line(line)
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Name the shared server of a test behind its id, where the scheduler looks for it."""
+def _shared_server(item: pytest.Item | None) -> str | None:
+    """The shared server of a test."""
+    return next((name for name in SHARED_SERVERS if name in getattr(item, "fixturenames", ())), None)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None]:
+    """Mark the cases that are left out as long, and name the shared server of a test behind its id.
+
+    The scheduler looks for the server there, after all others have looked at the items.
+    """
+    sampling.mark(items)
+    yield
     if not hasattr(config, "workerinput"):
         return
     for item in items:
-        name = next((name for name in SHARED_SERVERS if name in getattr(item, "fixturenames", ())), None)
+        name = _shared_server(item)
         if name is not None:
             # NOTE: pytest-xdist 3.8 has a mark for groups, but sets an attribute that pytest 9.2 does not read.
             item._id = NodeId.parse(f"{item.nodeid}@{name}")
@@ -127,7 +140,15 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """A file leaves imported modules and reports behind; garbage is freed before the rest is left out."""
+    """End the shared server behind the last of its tests, which come in a row where a process has whole groups.
+
+    A file leaves imported modules and reports behind; garbage is freed before the rest is left out.
+    """
+    name = _shared_server(item)
+    if hasattr(item.config, "workerinput") and name is not None and name != _shared_server(nextitem):
+        for shared in item.session._fixturemanager.getfixturedefs(name, item) or ():
+            # NOTE: pytest itself ends a fixture of the session with the session.
+            shared.finish(item._request)  # type: ignore[attr-defined]
     if nextitem is not None and nextitem.path != item.path:
         gc.collect()
         gc.freeze()

@@ -64,6 +64,7 @@ def test_scores_are_those_of_the_reference(served: Served, family: Family) -> No
     assert np.ptp(expected) > 100 * family.tolerance, "the texts must be told apart for this to mean anything"
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.tiny)
 def test_many_queries_at_once_get_their_own_scores(served: Served, family: Family) -> None:
     requests = [(SENTENCES[3 * n], SENTENCES[5 * n : 5 * n + 1 + n % 7]) for n in range(24)]
@@ -195,6 +196,7 @@ def test_an_option_of_another_family_changes_nothing_and_lora_is_refused_by_name
 REFUSAL = re.compile(r"(\S+): (\d+) tokens( with the query)?, the limit of (\S+) is (\d+)")
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.tiny)
 def test_a_refusal_names_the_side_that_is_too_long_its_tokens_and_its_limit(
     served: Served, family: Family

@@ -111,6 +111,7 @@ def assert_florence(item: Any, expected: Any, task: str, image: Image.Image) -> 
         assert found == wanted, task
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("task", "beams"),
     [
@@ -155,6 +156,7 @@ def leaves(tree: Any, path: str = "") -> list[tuple[str, str]]:
     return [(path, tree)] if tree else []
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("beams", [1, 3])
 @pytest.mark.parametrize(
     ("task", "question"), [("<s_cord-v2>", None), ("<s_docvqa>", "What is the capital?"), (ASKED, "Who?")]

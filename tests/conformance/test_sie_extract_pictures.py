@@ -104,6 +104,7 @@ def between(things: Sequence[Thing]) -> float:
     return below + width / 2
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("model", REFERENCES)
 def test_objects_are_those_of_transformers_alone_and_in_a_batch_of_sizes(
     server: Server, place: Path, model: str

@@ -86,6 +86,7 @@ def test_a_latency_between_hosts_changes_no_answer(
         to_box.delay_s = to_gateway.delay_s = 0.0
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_box_that_is_cut_off_is_left_and_comes_back(
     near: Server, history: History, to_box: Relay, way: str
@@ -101,6 +102,7 @@ def test_a_box_that_is_cut_off_is_left_and_comes_back(
     wait_until(lambda: is_whole(near), what="box a again")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_gateway_that_is_cut_off_says_so_and_comes_back(
     near: Server, history: History, to_gateway: Relay, way: str

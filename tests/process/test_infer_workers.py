@@ -103,6 +103,7 @@ def values_of(datatype: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
     return np.frombuffer(rng.bytes(nbytes), dtype).reshape(shape)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("datatype", list(DATATYPES))
 def test_every_datatype_comes_back_bit_by_bit_also_with_no_elements(running: Workers, datatype: str) -> None:
     async def work(client: Client) -> None:

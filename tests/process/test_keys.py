@@ -123,6 +123,7 @@ def test_doctor_looks_at_the_keys_file(environment: dict[str, str], tmp_path: Pa
     assert doctor_line(environment, run_dir, named).startswith("BAD  API keys: server.keys_file ")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "command", [("-m", "penstock", "check"), ("-m", "gunicorn", "-c", "gunicorn.conf.py")]
 )

@@ -327,6 +327,7 @@ def small(**settings: Any) -> layers.Layers:
     return found_layers(max_workdir_bytes=1 << 20, max_workdir_files=50, **settings)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("what", FILL)
 def test_a_session_that_fills_its_work_directory_loses_its_processes_and_files_and_no_other_does(
     tmp_path: Path, what: str

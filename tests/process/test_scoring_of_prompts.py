@@ -116,6 +116,7 @@ def scores(
     return found
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("max_tokens", [0, 1])
 @pytest.mark.parametrize("model", KINDS)
 def test_a_harness_scores_twenty_prompts_as_transformers_does(
@@ -136,6 +137,7 @@ def test_a_harness_scores_twenty_prompts_as_transformers_does(
         assert one == pytest.approx(other, abs=TOLERANCE * (len(ids) - context))
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("model", KINDS)
 def test_a_text_is_echoed_with_the_place_of_each_token(

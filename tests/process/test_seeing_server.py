@@ -78,6 +78,7 @@ def tokens_of(answer: Any) -> list[int]:
     return [entry["token_id"] for entry in answer["choices"][0]["logprobs"]["content"]]
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("model", FAMILIES)
 @pytest.mark.parametrize("chat", CHATS)
 def test_answers_have_the_tokens_of_transformers(
@@ -95,6 +96,7 @@ def test_answers_have_the_tokens_of_transformers(
     assert found.json()["usage"]["prompt_tokens"] == len(counted)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("model", [QWEN, LLAVA])
 def test_all_dialects_and_forms_of_a_picture_give_the_same_answer(
     server: Server, site: Site, model: str
@@ -240,6 +242,7 @@ def test_a_bad_picture_is_refused_with_its_field_in_every_dialect(
             assert text.startswith(beginning), (path, found.body)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("model", [QWEN, LLAVA])
 def test_an_unusual_picture_is_read_in_every_dialect(server: Server, model: str) -> None:
     for name in ("one pixel", "CMYK", "on its side", "animated WebP", "palette with alpha"):

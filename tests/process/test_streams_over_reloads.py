@@ -65,6 +65,7 @@ def reload(server: Server) -> None:
     wait_until(lambda: server.state()["pid"] not in before, what="a new frontend")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("reloads", [1, 3])
 def test_streams_that_outlast_reloads_end_whole(tmp_path: Path, reloads: int) -> None:
     gate = tmp_path / "gate"

@@ -205,6 +205,7 @@ def test_chat_names_the_address_that_a_server_sends_requests_on_to(
     assert "geheim" not in told and "\x1b" not in told
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("command", _COMMANDS)
 @pytest.mark.parametrize("answer", _ANSWERS)
 def test_a_broken_answer_is_told_in_one_line(

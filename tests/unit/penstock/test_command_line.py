@@ -317,6 +317,7 @@ def test_a_number_that_is_none_is_refused(line: tuple[str, ...], capsys: pytest.
     assert f"{line[1]} {line[2]}: expected a number from" in capsys.readouterr().err
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("redirection", [">&-", "<&-", "> /dev/full", "2>&-"])
 def test_closed_and_full_streams_end_a_command_in_order(redirection: str) -> None:
     command = f"{shlex.quote(sys.executable)} -m penstock version {redirection}"

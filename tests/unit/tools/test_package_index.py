@@ -16,6 +16,7 @@ from tests.harness.server import ROOT
 from tools import package_index
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("target", ["run", "run-chat", "test", "check", "bench", "dist"])
 def test_without_a_network_a_target_ends_with_one_sentence_and_makes_nothing(
     target: str, tmp_path: Path

@@ -408,6 +408,7 @@ def test_calls_of_a_turn_run_in_order_and_share_one_turn_of_the_model(
     assert {each["role"] for each in results} == {"tool"}
 
 
+@pytest.mark.sample(2)
 def test_a_thousand_calls_of_a_turn_run_in_order_under_the_cap_of_rounds(
     server: AgentServer, manner: Manner
 ) -> None:
@@ -531,6 +532,7 @@ def test_denied_calls_do_not_run_and_the_model_learns_why(server: AgentServer, m
     assert EXECUTE in {each["function"]["name"] for each in server.engine.calls[0].tools.functions}  # type: ignore[union-attr]
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(
     ("floor", "wish", "code", "runs"),
     [

@@ -42,6 +42,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_millions_of_fields_become_an_error_and_no_objects(name: str) -> None:
     form, data = HOSTILE[name]

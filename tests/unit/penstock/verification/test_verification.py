@@ -104,6 +104,7 @@ def test_a_model_that_agrees_ends_with_0(
     assert dense["closest"] > 0.99999 and dense["rank"] == 1.0
 
 
+@pytest.mark.sample(4)
 @pytest.mark.usefixtures("no_settings")
 @pytest.mark.parametrize(
     ("tiny", "family", "outputs"),

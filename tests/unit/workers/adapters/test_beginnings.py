@@ -97,6 +97,7 @@ def test_a_shorter_window_is_that_of_the_whole(tokenizer: TextTokenizer, text: s
     assert (found, cut) == (whole, was_cut)
 
 
+@pytest.mark.sample(4)
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(text=TEXTS, words=st.integers(1, LIMIT))
 @pytest.mark.parametrize("overflow", ["truncate", "truncate_left", "error"])

@@ -59,6 +59,7 @@ def refusal(directory: Path) -> str:
     return failure.message
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("directory", ["qwen2_5_vl", "llama4"], indirect=True)
 @pytest.mark.parametrize("name", [IMAGES, PROCESSOR])
 @pytest.mark.parametrize(

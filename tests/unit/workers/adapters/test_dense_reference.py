@@ -104,6 +104,7 @@ def cosine_loss(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> floa
     return float((1 - products).max())
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", MODELS)
 def test_vectors_equal_sentence_transformers(
     directory_of: Callable[[str], Path], shared: Shared, name: str
@@ -152,6 +153,7 @@ def test_an_architecture_outside_the_registry_runs_padded(
     assert any("runs padded, not packed" in record.message for record in caplog.records)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_text_alone_equals_the_text_in_a_mixed_batch(shared: Shared, name: str) -> None:
     adapter = shared(name)
@@ -160,6 +162,7 @@ def test_a_text_alone_equals_the_text_in_a_mixed_batch(shared: Shared, name: str
     np.testing.assert_allclose(alone, together, rtol=0, atol=1e-5)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "name", ["dense_mean", "dense_last", "dense_modernbert", "dense_xlmr", "dense_mpnet"]
 )
@@ -215,6 +218,7 @@ def test_options_choose_pooling_and_normalisation(
     np.testing.assert_allclose(raw / lengths, encode(shared("dense_mean"), mixed_lengths()), atol=1e-5)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", MODELS)
 def test_texts_over_the_limit_are_cut_and_flagged(directory_of: Callable[[str], Path], name: str) -> None:
     adapter = load(directory_of(name), length=8)

@@ -67,6 +67,7 @@ def run(adapter: Adapter, call: ExtractCall) -> list[Extraction]:
     return [one for one in found if isinstance(one, Extraction)]
 
 
+@pytest.mark.sample(2)
 @QUICK
 @given(texts=st.lists(MIXED, min_size=1, max_size=4), choice=st.integers(0, 4))
 def test_a_place_holds_the_text_of_its_entity(adapter: Adapter, texts: list[str], choice: int) -> None:

@@ -341,6 +341,7 @@ def directory_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Family],
     return made
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("family", every(FAMILIES))
 def test_alone_equals_in_company_equals_the_library(
     directory_of: Callable[[Family], Path], family: Family

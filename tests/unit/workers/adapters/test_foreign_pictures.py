@@ -116,6 +116,7 @@ def llava(model_of: Callable[[str], Other]) -> Other:
     return model_of("llava")
 
 
+@pytest.mark.sample(4)
 def test_prompts_and_answers_are_those_of_generate(other: Other) -> None:
     assert other.adapter.sees and type(other.adapter.engine) is PlainEngine
     assert other.adapter.image_tokens > 0
@@ -155,6 +156,7 @@ def test_choices_of_one_request_see_the_same_pictures(aya: Other) -> None:
     assert [found.tokens["k", choice] for choice in (0, 1)] == [aya.expected(CHATS["two"])[1]] * 2
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("size", [(1, 1), (16, 16), (300, 5), (7, 320), (96, 96), (400, 300)])
 def test_pictures_of_all_sizes_take_the_tokens_of_transformers(other: Other, size: tuple[int, int]) -> None:
     image = picture(5, *size) if min(size) > 4 else Image.new("RGB", size, "red")
@@ -174,6 +176,7 @@ def test_pictures_of_all_sizes_take_the_tokens_of_transformers(other: Other, siz
         assert isinstance(item, Prepared) and item.cost == len(wanted), "what is counted is what is asked"
 
 
+@pytest.mark.sample(3)
 def test_a_placeholder_in_a_text_stays_text(other: Other) -> None:
     word = seeing_reference.processor(other.directory).image_token
     said = f"{word} is {word}? {word}"

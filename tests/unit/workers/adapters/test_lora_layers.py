@@ -98,6 +98,7 @@ def differ(first: Mapping[str, np.ndarray], second: Mapping[str, np.ndarray]) ->
     )
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("model", FAMILIES)
 def test_an_adapter_gives_what_the_merged_weights_give(tmp_path: Path, model: str) -> None:
     family, targets = FAMILIES[model]

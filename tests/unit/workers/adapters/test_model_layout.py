@@ -166,6 +166,7 @@ def test_load_reports_its_phases(model: Path) -> None:
     assert seen == [("tokenizer", 1.0), ("weights", 1.0), ("proof", 1.0)]
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("tiny", ["colbert_stanford", "colbert_pylate"])
 @pytest.mark.parametrize("prefixes", [("[Q] ", "[D] "), ("[Q]", "[D]"), (None, None)])
 @pytest.mark.parametrize("is_query", [True, False])

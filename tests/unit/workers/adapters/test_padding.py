@@ -91,6 +91,7 @@ def test_an_encoder_tells_what_its_rectangles_hold_beside_tokens(
     assert 1 - 34 / sum(run) == pytest.approx(expected)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("family", "name"),
     [

@@ -120,6 +120,7 @@ def test_strings_in_python(repository: Path) -> None:
     assert [int(each) for each in found["OUTPUT0"].flat] == list((a + b).flat)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("datatype", DATATYPES)
 @pytest.mark.parametrize("size", [0, 1, 7])
 def test_identity_of_every_datatype_and_size(repository: Path, datatype: str, size: int) -> None:

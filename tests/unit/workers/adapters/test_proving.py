@@ -154,6 +154,7 @@ def labelled(items: list[InputItem]) -> Call:
     return ExtractCall(items, ["city"])
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize(
     ("family", "tiny", "call"),
     [

@@ -100,6 +100,7 @@ def agrees(
     assert found.dtype == layer.dtype
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", FORMS)
 @pytest.mark.parametrize("shape", [(96, 64), (160, 128), (64, 1600)])
@@ -467,6 +468,7 @@ def test_float8_of_a_file_that_becomes_int8_stays_within_its_bound_of_the_dequan
     assert abs(perplexity(quantized, text) / perplexity(numbers, text) - 1) < 0.01
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("size", "bits", "zeros", "most"),
     [

@@ -105,6 +105,7 @@ def stays(root: Path, wanted: Any, kind: str, form: type[QuantizedLinear]) -> No
     assert is_written(load(root, kind))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("layout", "kind", "form"),
     [
@@ -120,6 +121,7 @@ def test_weights_of_a_checkpoint_stay_as_they_are_where_their_kind_is_asked_for(
     stays(tmp_path, quantized_models.write(tmp_path, LAYOUTS[layout]), kind, form)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("has_integers", [True, False])
 @pytest.mark.parametrize(
     ("layout", "kind"),
@@ -141,6 +143,7 @@ def test_weights_of_8_bits_become_int8_by_outputs_where_the_processor_has_such_p
         stays(tmp_path, wanted, kind, MadeLinear)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("layout", "kind"), [("gptq", INT8), ("gptq of 8 bits", INT4), ("awq", FP8), ("fp8 in blocks", INT8)]
 )
@@ -152,6 +155,7 @@ def test_weights_of_another_kind_are_quantised_anew(layout: str, kind: str, tmp_
     assert is_near(adapter, wanted) < 3e-2
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("stored", "kind", "kept"),
     [

@@ -118,6 +118,7 @@ def test_runs_of_a_gguf_file_are_the_tensor(tmp_path: Path) -> None:
     assert torch.equal(torch.cat(runs), read_tensor(stored, torch.float32))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("file", ["", "model.gguf"])
 @pytest.mark.parametrize("kind", [INT8, INT4])
 def test_a_table_is_never_there_in_floats_and_gives_the_bits_of_one_that_was(

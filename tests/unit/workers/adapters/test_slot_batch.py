@@ -135,6 +135,7 @@ def run(adapter: ProgramAdapter, rows: dict[int, tuple[Step, int]]) -> list[int]
     return [int(number) for number in host_array(found).reshape(-1)]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "name", ["accumulator", "accumulator_by_id", "accumulator_exported", "accumulator_script"]
 )

@@ -36,6 +36,7 @@ def answers_of(
     return Answers().run(engine), engine._captured
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("family", [name for name in causal.FAMILIES if name not in LAYERS_WITH_RULES])
 def test_replayed_steps_choose_the_tokens_of_plain_steps(family: str) -> None:
     model = causal.make(family)

@@ -33,6 +33,7 @@ def _continued(said: str, **fields: Any) -> GenerateCall:
     return GenerateCall(messages=messages, variables=CONTINUING, **fields)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("kind", chat_models.ARCHITECTURES)
 def test_an_answer_goes_on_as_transformers_does(tmp_path: Path, kind: str) -> None:
     loaded = dataclasses.replace(context(chat_models.save(kind, tmp_path)), max_sequence_length=512)

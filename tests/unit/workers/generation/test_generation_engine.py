@@ -146,6 +146,7 @@ CASES = [
 both = pytest.mark.usefixtures("both_modes")
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(("family", "way", "ahead"), CASES)
 def test_tokens_and_log_probabilities_are_those_of_generate(
     family: str,
@@ -318,6 +319,7 @@ def test_a_thousand_requests_that_end_in_all_ways_leave_every_block_free() -> No
     assert sorted([*engine.pool._empty, *engine.pool._resting]) == list(range(engine.pool.total))
 
 
+@pytest.mark.sample
 @both
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 def test_a_seed_gives_the_same_text_in_any_company(family: str) -> None:

@@ -273,6 +273,7 @@ def _parsed(parser: OutputParser, pieces: list[str]) -> list[tuple[int, str]]:
     return _merged([*segments, *parser.finish(False)])
 
 
+@pytest.mark.sample(20)
 @pytest.mark.parametrize(("name", "answer", "expected"), CASES)
 def test_answers_are_told_apart_wherever_they_are_cut(
     name: str, answer: str, expected: list[tuple[int, str]]

@@ -169,6 +169,7 @@ def _check_calls(answer: Answer, use: ToolUse) -> None:
     assert '"name": "' not in said and "<tool_call>" not in said
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize(("kind", "tool_format"), FORMATS)
 def test_calls_are_right_in_every_format(known: Any, kind: str, tool_format: str, use: str) -> None:

@@ -104,6 +104,7 @@ def check(family: str, seed: int) -> None:
     assert answers(alone, wishes, draw, sampled=True).tokens == together.tokens, (family, seed)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_answers_in_company_are_those_of_generate_alone(family: str) -> None:
     check(family, 0)

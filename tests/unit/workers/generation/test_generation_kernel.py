@@ -63,6 +63,7 @@ FORMS = [("gemma3", Form.COUNTED_PAGES), ("llama", Form.GATHERED), ("gemma3", Fo
 FAMILIES = ["llama", "mistral", "gemma3", "qwen3"]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("family", "form"), [*((family, Form.PAGES) for family in FAMILIES), *FORMS])
 def test_tokens_are_those_of_the_grouped_path(family: str, form: Form) -> None:
     function, block_tokens = KERNELS[form]

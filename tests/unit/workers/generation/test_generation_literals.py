@@ -70,6 +70,7 @@ def _function(values: list[str]) -> dict[str, Any]:
     return {"type": "function", "function": {"name": "f", "parameters": parameters}}
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_a_grammar_asks_for_is_content(known: Any, kind: str) -> None:
     model = known(kind)
@@ -143,6 +144,7 @@ def test_behind_the_begin_of_an_answer_all_is_content(known: Any, kind: str) -> 
         assert re.fullmatch(grammar.value, answer.said(TEXT))
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "phi3"])
 @pytest.mark.parametrize("choice", ["required", "named", "auto"])
 def test_arguments_may_hold_the_letters_of_every_mark(known: Any, kind: str, choice: str) -> None:

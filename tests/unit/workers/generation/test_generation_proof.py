@@ -20,6 +20,7 @@ from workers.generation.proof import packs
 BLOCK_TOKENS = 8
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("family", causal.FAMILIES)
 def test_every_form_of_attention_passes(family: str, dtype: torch.dtype) -> None:

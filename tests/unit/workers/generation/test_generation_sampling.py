@@ -117,6 +117,7 @@ def test_the_draws_of_each_filter_have_its_distribution(wishes: dict[str, float]
     assert distance < stats.chi2.isf(1e-4, max(1, len([want for _, want in cells if want]) - 1))
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("columns", [64, 4096])
 @pytest.mark.parametrize("spread", [0.0, 0.01, 3.0])
 @pytest.mark.parametrize("wishes", FILTERS, ids=str)

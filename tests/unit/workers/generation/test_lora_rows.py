@@ -166,6 +166,7 @@ def every(case: Case, **options: Any) -> dict[Any, list[int]]:
     return {key: answers.tokens[key, 0] for key in case.wanted}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "family", [pytest.param(name, marks=[pytest.mark.long] if name in LONG else []) for name in FAMILIES]
 )
@@ -185,6 +186,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 def test_chunks_company_and_preemption_change_nothing(

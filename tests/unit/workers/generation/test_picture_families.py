@@ -153,17 +153,20 @@ def assert_same(seen: Seeing, chat: list[dict[str, Any]], files: Sequence[bytes]
     torch.testing.assert_close(alone, rows, rtol=0, atol=2e-5)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("name", CHATS)
 def test_conversations_have_the_ids_and_features_of_transformers(seen: Seeing, name: str) -> None:
     files = [encoded(picture(number, 60 + 30 * number, 70)) for number in range(count(CHATS[name]))]
     assert_same(seen, CHATS[name], files)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("name", FILES)
 def test_files_of_all_kinds_are_seen_as_transformers_sees_them(seen: Seeing, name: str) -> None:
     assert_same(seen, [ASKED], [FILES[name]])
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("size", SIZES)
 def test_pictures_of_all_sizes_take_the_places_of_transformers(seen: Seeing, size: tuple[int, int]) -> None:
     if seen.model.config.model_type == "mistral3" and max(size) <= 16:

@@ -137,6 +137,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(("model", "way"), CASES, indirect=["model"])
 def test_tokens_and_log_probabilities_are_those_of_generate(
     model: Seeing, way: Callable[[Seeing], tuple[Engine, Answers]]
@@ -151,6 +152,7 @@ def test_tokens_and_log_probabilities_are_those_of_generate(
     assert engine.tower.store.held_nbytes == 0
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("store_nbytes", [0, STORE_NBYTES], ids=["unkept", "kept"])
 @pytest.mark.parametrize(
     "model",

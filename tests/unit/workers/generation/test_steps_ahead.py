@@ -61,6 +61,7 @@ def advance(sequences: Sequence[Choice], tokens: Sequence[int]) -> None:
         sequence.tokens.append(token)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("columns", [50, 320, 5000])
 @pytest.mark.parametrize("spread", [0.02, 3.0])

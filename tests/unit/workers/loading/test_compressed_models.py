@@ -81,6 +81,7 @@ def test_groups_of_4_and_of_8_bits_in_bytes_are_read_whichever_comes_first(
     assert differing(tmp_path, wanted) == []
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("layout", "kind", "form"),
     [
@@ -99,6 +100,7 @@ def test_weights_stay_as_they_are_where_their_kind_is_asked_for(
     stays(tmp_path, compressed_models.write(tmp_path, LAYOUTS[layout]), kind, form)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("has_integers", [True, False])
 @pytest.mark.parametrize(
     ("layout", "kind"),

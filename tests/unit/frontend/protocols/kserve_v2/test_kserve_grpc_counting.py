@@ -29,6 +29,7 @@ def wrapped(contents: bytes) -> bytes:
     return b"".join(wire.parts(b"\x0a\x01m", 5, [tensor]))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("contents", "words"),
     [

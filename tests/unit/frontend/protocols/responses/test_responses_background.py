@@ -144,6 +144,7 @@ def test_a_run_is_followed_live_and_again_from_any_event(pair: tuple[Frontend, F
             assert again.endswith("data: [DONE]\n\n")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("entries", DAMAGED.values(), ids=DAMAGED)
 def test_a_stream_of_events_that_cannot_be_read_ends_in_one_error(
     pair: tuple[Frontend, Frontend], tmp_path: Path, entries: bytes
@@ -382,6 +383,7 @@ def test_a_run_whose_choices_had_ended_needs_no_worker(stack: ExitStack, tmp_pat
     assert answer["usage"]["output_tokens"] == 3 and answer["usage"]["input_tokens"] == 4
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("entries", DAMAGED.values(), ids=DAMAGED)
 def test_a_run_whose_events_cannot_be_read_fails_with_what_comes_before(
     stack: ExitStack, tmp_path: Path, entries: bytes

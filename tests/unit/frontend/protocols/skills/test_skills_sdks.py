@@ -47,6 +47,7 @@ claude = emptied(of_anthropic, "beta.skills")
 """Anthropic's SDK, which asks the frontends in turn."""
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("files", [FOLDER, ZIP], ids=["folder", "zip"])
 def test_openai_makes_reads_and_deletes_skills(ours: Sdk, files: Any) -> None:
     skill = ours.call("skills.create", files=files)
@@ -87,6 +88,7 @@ def test_openai_is_told_about_a_bad_skill(ours: Sdk) -> None:
         ours.call("skills.create", files=[("plot/a.py", b""), ("plot/b.py", b"")])
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("files", [FOLDER, [ZIP]], ids=["folder", "zip"])
 def test_anthropic_makes_reads_and_deletes_skills(claude: Sdk, files: Any) -> None:
     skill = claude.call("beta.skills.create", files=files, display_name="My plots")
