@@ -203,19 +203,29 @@ class PagedAttention:
             if (tuning := Tuning.of(module)) is not None:
                 self._tunings[layer] = tuning
             return heads.whole(q, k, v)[None], None
+        return self.attended(layer, heads, q, k, v)[None], None
+
+    def attended(
+        self, layer: int, heads: Heads, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> torch.Tensor:
+        """As `attend`, by the formula of the layer: q [T, heads, dim], k and v [T, key heads, dim] to [T, heads, dim].
+
+        There must be a plan.
+        """
+        plan = self.plan
+        assert plan is not None
         if self._tunings and layer in self._tunings:
-            q = self._tunings[layer].corrected(q, self.plan.places)
+            q = self._tunings[layer].corrected(q, plan.places)
         keys, values = self._pools[layer]
-        keys.tokens.index_copy_(0, self.plan.slots, k)
-        values.tokens.index_copy_(0, self.plan.slots, v)
-        if self.plan.decoding is not None:
-            decode = self._decodes[layer]
-            return decode(q, keys.tokens, values.tokens, self.plan.decoding, heads)[None], None
+        keys.tokens.index_copy_(0, plan.slots, k)
+        values.tokens.index_copy_(0, plan.slots, v)
+        if plan.decoding is not None:
+            return self._decodes[layer](q, keys.tokens, values.tokens, plan.decoding, heads)
         kernel = self._kernels.get(layer)
-        if kernel is not None and heads.is_plain and not self.plan.looks_ahead:
-            layout = self._layout(self.plan, kernel, window)
-            return kernel(q, keys.tokens, values.tokens, layout, scaling, window)[None], None
-        return self._attend(self.plan, heads, q, k, v, keys, values)[None], None
+        if kernel is not None and heads.is_plain and not plan.looks_ahead:
+            layout = self._layout(plan, kernel, heads.window)
+            return kernel(q, keys.tokens, values.tokens, layout, heads.scaling, heads.window)
+        return self._attend(plan, heads, q, k, v, keys, values)
 
     def _layout(self, plan: Plan, kernel: PagedKernel, window: int) -> StepLayout:
         """What a kernel reads, made once a step for all layers of a kind."""
@@ -399,7 +409,7 @@ def packed_pass(
     """
     attention.plan, rope = plan, attention.rope
     if attention.decoder is not None and not hooked and plan.pictured is None and plan.positions.dim() == 1:
-        return attention.decoder.logits(plan.ids, plan.positions, attention.attend, keep)
+        return attention.decoder.logits(plan.ids, plan.positions, attention.attended, keep)
     if rope is None:
         return _logits(model, plan, keep)
     with rope.applied(plan.lengths or rope.lengths(plan.spans, plan.ids.device)):

@@ -6,7 +6,7 @@ arguments than the arithmetic needs. `Decoder` computes what they compute, with 
 1. a norm divides by the length of the row, one call in place of five;
 2. queries and keys are turned together;
 3. queries, keys and values are one product, and gate and up another, where `joined` made them so;
-4. the attention function is called directly.
+4. products (`joined.bare`) and attention are called directly. What they need of a layer is looked up at load.
 
 A decoder is used where the classes of the model are known and the proof at load (`workers.generation.proof`) finds the
 logits of the model in its steps. Steps with pictures, LoRA adapters and positions that depend on the length of a text
@@ -16,20 +16,21 @@ run through transformers' modules.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from workers.generation.joined import Part
+from workers.generation.heads import Heads
+from workers.generation.joined import Part, Product, bare
 
 KNOWN = frozenset(("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"))
 """Models of transformers whose layers are norm, attention, norm and gated linear units, with residual sums."""
 
-Attend = Callable[..., tuple[Tensor, None]]
-"""`PagedAttention.attend`."""
+Attend = Callable[[int, Heads, Tensor, Tensor, Tensor], Tensor]
+"""`PagedAttention.attended`."""
 
 
 class _Norm(NamedTuple):
@@ -49,23 +50,32 @@ class _Norm(NamedTuple):
 
 
 class _Layer(NamedTuple):
-    """One layer: its modules of transformers, and the norms before attention and gated unit, of queries and of keys."""
+    """One layer: what it multiplies by, its norms, and facts of its attention.
 
-    attention: Any
-    unit: Any
+    `projections` give the numbers of queries, keys and values side by side, `gates` those of gate and up. `keys` is the
+    number of heads of keys, which is that of values.
+    """
+
+    number: int
+    heads: Heads
+    dim: int
+    keys: int
+    projections: Sequence[Product]
+    output: Product
+    gates: Sequence[Product]
+    down: Product
     before_attention: _Norm
     before_unit: _Norm
     of_queries: _Norm | None
     of_keys: _Norm | None
-    window: int | None
 
 
 class Decoder:
     """The layers of one model, whose weights stay those of the model."""
 
     def __init__(self, model: Any) -> None:
-        """`model` is one that `knows` knows."""
-        self._body, self._head = model.model, model.lm_head
+        """`model` is one that `knows` knows. Its linear layers must not be replaced afterwards."""
+        self._body, self._head = model.model, bare(model.lm_head)
         self._layers = [self._layer(layer) for layer in model.model.layers]
         self._last = _Norm.of(model.model.norm)
 
@@ -80,15 +90,27 @@ class Decoder:
 
     @staticmethod
     def _layer(layer: Any) -> _Layer:
-        attention = layer.self_attn
+        attention, unit = layer.self_attn, layer.mlp
         norms = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
         of_queries, of_keys = (None if norm is None else _Norm.of(norm) for norm in norms)
-        before, behind = _Norm.of(layer.input_layernorm), _Norm.of(layer.post_attention_layernorm)
         # NOTE: Mistral's layers read the window from the configuration, the others keep their own.
         window = getattr(attention, "sliding_window", None)
         if type(attention).__name__ == "MistralAttention":
             window = getattr(attention.config, "sliding_window", None)
-        return _Layer(attention, layer.mlp, before, behind, of_queries, of_keys, window)
+        return _Layer(
+            attention.layer_idx,
+            Heads(attention.scaling, None, None, int(window or 0), None),
+            attention.head_dim,
+            attention.k_proj.out_features // attention.head_dim,
+            _products(attention.q_proj, attention.k_proj, attention.v_proj),
+            bare(attention.o_proj),
+            _products(unit.gate_proj, unit.up_proj),
+            bare(unit.down_proj),
+            _Norm.of(layer.input_layernorm),
+            _Norm.of(layer.post_attention_layernorm),
+            of_queries,
+            of_keys,
+        )
 
     def logits(self, ids: Tensor, positions: Tensor, attend: Attend, keep: Tensor | int) -> Tensor:
         """Logits [rows, vocabulary] of the rows `keep` (0: all) of tokens and positions int64 [tokens]."""
@@ -98,42 +120,41 @@ class Decoder:
         half = sines.shape[-1] // 2
         turn = (cosines, torch.cat((-sines[..., :half], sines[..., half:]), dim=-1))
         for layer in self._layers:
-            found = self._attended(layer, layer.before_attention(hidden), turn, attend)
-            hidden = hidden + layer.attention.o_proj(found)
-            hidden += self._gated(layer.unit, layer.before_unit(hidden))
+            q, k, v = self._heads(layer, layer.before_attention(hidden), turn)
+            found = attend(layer.number, layer.heads, q, k, v)
+            hidden = hidden + layer.output(found.reshape(len(found), -1))
+            hidden += self._gated(layer, layer.before_unit(hidden))
         kept = hidden if isinstance(keep, int) else hidden[keep]
-        logits: Tensor = self._head(self._last(kept))
-        return logits
+        return self._head(self._last(kept)).float()
 
     @staticmethod
-    def _attended(layer: _Layer, rows: Tensor, turn: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
-        """[tokens, width] to what the heads of a layer found, [tokens, heads * value width]."""
-        module, tokens = layer.attention, len(rows)
-        dim: int = module.head_dim
-        keys: int = module.k_proj.out_features // dim
-        if isinstance(module.q_proj, Part) and layer.of_queries is None:
-            joined = module.q_proj.product(rows).view(tokens, -1, dim)
-            turned, v = _turned(joined[:, :-keys], turn), joined[:, -keys:]
-            q, k = turned[:, :-keys], turned[:, -keys:]
-        else:
-            q, k = (each(rows).view(tokens, -1, dim) for each in (module.q_proj, module.k_proj))
-            v = module.v_proj(rows).view(tokens, -1, dim)
-            if layer.of_queries is not None and layer.of_keys is not None:
-                q, k = layer.of_queries(q), layer.of_keys(k)
-            q, k = _turned(q, turn), _turned(k, turn)
-        q, k, v = (each.transpose(0, 1)[None] for each in (q, k, v))
-        found, _ = attend(module, q, k, v, None, scaling=module.scaling, sliding_window=layer.window)
-        return found.reshape(tokens, -1)
+    def _heads(layer: _Layer, rows: Tensor, turn: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows [tokens, width] to queries, keys and values [tokens, heads, dim], the first two turned."""
+        heads = _side_by_side(layer.projections, rows).view(len(rows), -1, layer.dim)
+        both, v = heads[:, : -layer.keys], heads[:, -layer.keys :]
+        if layer.of_queries is None or layer.of_keys is None:
+            both = _turned(both, turn)
+            return both[:, : -layer.keys], both[:, -layer.keys :], v
+        q, k = layer.of_queries(both[:, : -layer.keys]), layer.of_keys(both[:, -layer.keys :])
+        return _turned(q, turn), _turned(k, turn), v
 
     @staticmethod
-    def _gated(unit: Any, rows: Tensor) -> Tensor:
+    def _gated(layer: _Layer, rows: Tensor) -> Tensor:
         """The gated linear unit: [tokens, width] to [tokens, width]."""
-        if isinstance(unit.gate_proj, Part):
-            gate, up = unit.gate_proj.product(rows).chunk(2, dim=-1)
-        else:
-            gate, up = unit.gate_proj(rows), unit.up_proj(rows)
-        result: Tensor = unit.down_proj(F.silu(gate).mul_(up))
-        return result
+        gate, up = _side_by_side(layer.gates, rows).chunk(2, dim=-1)
+        return layer.down(F.silu(gate).mul_(up))
+
+
+def _products(*layers: Any) -> list[Product]:
+    """The products of layers that read the same rows: a single one where they are joined."""
+    first = layers[0]
+    return [bare(first.product.whole)] if isinstance(first, Part) else [bare(layer) for layer in layers]
+
+
+def _side_by_side(products: Sequence[Product], rows: Tensor) -> Tensor:
+    """The results of several products beside one another, float32 [n, all outputs]."""
+    results = [product(rows) for product in products]
+    return (results[0] if len(results) == 1 else torch.cat(results, -1)).float()
 
 
 def _turned(heads: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:

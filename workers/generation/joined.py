@@ -11,9 +11,11 @@ Plain layers on a CPU are joined here. Whoever has layers of other forms hands `
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 SETS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -22,6 +24,22 @@ SETS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 Merge = Callable[[Sequence[nn.Module]], nn.Module | None]
 """One layer that gives the outputs of several side by side; None where their form has no such layer."""
+
+
+Product = Callable[[Tensor], Tensor]
+"""What a linear layer computes: rows float32 [n, inputs] to [n, outputs] of any float type."""
+
+
+def bare(layer: Any) -> Product:
+    """The product of a linear layer on a CPU without the calls of modules, and without hooks.
+
+    A layer of another form than `nn.Linear` may have a `bare` of its own; else the layer is called as it is.
+    """
+    # PERF: a module's call and the checks of rows take 30 us of a step whose product takes 75.
+    if type(layer) is nn.Linear:
+        return partial(F.linear, weight=layer.weight, bias=layer.bias)
+    product: Product = layer.bare if hasattr(layer, "bare") else layer
+    return product
 
 
 class Joined(nn.Module):

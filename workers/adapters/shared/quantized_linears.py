@@ -13,7 +13,7 @@ PERF: figures of all these forms, and of those that were not chosen, stand in do
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
@@ -36,11 +36,11 @@ _PACKED_OUTPUTS = 64
 LEAST_STEP = 2.0**-8
 """The least scale of a group of 4 bits, as a part of its largest number, which bfloat16 rounds by as much."""
 _MOST_INT8, _MOST_INT4, _MOST_FP8 = 127, 15, 448.0
-_PART = 256
-"""A row of numbers is 256 times one row of int8, and another: 16 bits in all."""
+_PART = 2 * _MOST_INT8
+"""A row of numbers is so many times one row of int8, and another, whose numbers need no bound: 16 bits in all."""
 _WHOLE = _MOST_INT8 * _PART
-_LEAST_ROW = 2.0**-112
-"""A row of int8 is scaled as if one of its numbers had this size: `_WHOLE` divided by less is no float32."""
+_LEAST_ROW = 2.0**-110
+"""A row of int8 is scaled as if one of its numbers had this size: less by `_WHOLE` is no normal float32."""
 _BITS: dict[torch.dtype, tuple[torch.dtype, int, int]] = {
     torch.float32: (torch.int32, 20, 120),
     torch.bfloat16: (torch.int16, 4, 120),
@@ -227,6 +227,11 @@ class QuantizedLinear(nn.Module):
         """Rows [n, in_features] in the order of the columns to a new tensor [n, out_features]."""
         raise NotImplementedError
 
+    @property
+    def bare(self) -> Callable[[Tensor], Tensor]:
+        """What `forward` computes, for rows [n, in_features] that lie side by side; results are of any float type."""
+        return self.product if self.order is None and self.bias is None else self
+
     def take(self, others: Sequence[Self]) -> None:
         """Add the outputs of `others` behind those of this layer, all of the same `form`.
 
@@ -251,7 +256,7 @@ class QuantizedLinear(nn.Module):
 class Int8Linear(QuantizedLinear):
     """int8 with one scale for each output, by oneDNN's products of integers on a CPU.
 
-    A row is the sum of two rows of int8, of which one counts 256 times, with a scale of its own. So a row has 16 bits,
+    A row is the sum of two rows of int8, of which one counts 254 times, with a scale of its own. So a row has 16 bits,
     the products are exact, and a result differs from that of the numbers by about 3e-5 of the largest.
     """
 
@@ -276,10 +281,11 @@ class Int8Linear(QuantizedLinear):
         """See the base."""
         count = len(rows)
         rows = rows.float()
-        scale = rows.abs().amax(1, keepdim=True).clamp_(min=_LEAST_ROW)
-        whole = rows * (_WHOLE / scale)
-        high = torch.round(whole / _PART)
-        low = whole.sub_(high, alpha=_PART).round_().clamp_(-_MOST_INT8, _MOST_INT8)
+        # PERF: a step of few rows takes as long before and behind the product as in it, by the number of calls.
+        step = rows.abs().amax(1, keepdim=True).clamp_(min=_LEAST_ROW).mul_(1 / _WHOLE)
+        whole = rows / step
+        high = (whole * (1 / _PART)).round_()
+        low = whole.sub_(high, alpha=_PART).round_()
         parts = torch.cat([high, low]).to(torch.int8)
         sums = self._run(
             parts,
@@ -296,7 +302,7 @@ class Int8Linear(QuantizedLinear):
             [],
             "",
         )
-        return torch.add(sums[count:], sums[:count], alpha=_PART).mul_(scale / _WHOLE).to(self.dtype)
+        return torch.add(sums[count:], sums[:count], alpha=_PART).mul_(step).to(self.dtype)
 
     def take(self, others: Sequence[Self]) -> None:
         """See the base."""
@@ -345,6 +351,14 @@ class Int4Linear(QuantizedLinear):
             rows.to(torch.bfloat16).contiguous(), self._packed, self._group, self._scales
         )
         return result.to(self.dtype)
+
+    @property
+    def bare(self) -> Callable[[Tensor], Tensor]:
+        """See the base. Results are bfloat16."""
+        if self.order is not None or self.bias is not None:
+            return self
+        run, packed, group, scales = self._run, self._packed, self._group, self._scales
+        return lambda rows: run(rows.to(torch.bfloat16), packed, group, scales)
 
     def take(self, others: Sequence[Self]) -> None:
         """See the base."""

@@ -97,6 +97,7 @@ def agrees(
         assert all(torch.equal(layer(rows[at]), found[at]) for at in range(ROWS))
         for first, last in ((0, 2), (5, 38), (31, 64), (1, ROWS)):
             assert torch.equal(layer(rows[first:last]), found[first:last])
+        assert torch.equal(layer.bare(rows).to(layer.dtype), found)
     assert found.dtype == layer.dtype
 
 

@@ -15,7 +15,8 @@ from workers.device.findings import Findings, Proof
 from workers.generation import decoder
 from workers.generation.attention import PagedAttention
 from workers.generation.decoder import Decoder
-from workers.generation.joined import Joined, Part, join, merged
+from workers.generation.heads import Heads
+from workers.generation.joined import Joined, Part, bare, join, merged
 from workers.generation.proof import Earlier, packs
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -58,6 +59,24 @@ def test_a_decoder_that_computes_something_else_is_found_and_left_out(
     monkeypatch.setattr(decoder, "_turned", lambda heads, turn: heads)
     model, attention = causal.make("llama"), PagedAttention(8)
     assert packs(model, attention) and attention.decoder is None and attention.passes_rules
+
+
+def test_a_decoder_that_forgets_the_window_of_its_layers_is_found_and_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(decoder, "Heads", lambda *facts: Heads(*facts)._replace(window=0))
+    attention = PagedAttention(8)
+    assert packs(causal.make("mistral"), attention) and attention.decoder is None
+
+
+@torch.inference_mode()
+def test_a_bare_product_is_that_of_the_layer_without_its_hooks() -> None:
+    layer, rows = nn.Linear(8, 4).eval().requires_grad_(False), torch.randn(3, 8)
+    wanted = layer(rows)
+    layer.register_forward_hook(lambda _, given, result: result + 1)
+    assert torch.equal(bare(layer)(rows), wanted) and not torch.equal(layer(rows), wanted)
+    other = nn.Sequential(layer)
+    assert bare(other) is other, "a layer of an unknown form is called as a module"
 
 
 def test_a_remembered_proof_brings_the_decoder_back(tmp_path: Path) -> None:

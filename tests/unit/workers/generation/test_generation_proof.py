@@ -15,6 +15,7 @@ from workers.device.findings import Findings, Proof
 from workers.generation import attention as attention_module
 from workers.generation import proof
 from workers.generation.attention import MaskRule, PagedAttention
+from workers.generation.decoder import Decoder
 from workers.generation.proof import packs
 
 BLOCK_TOKENS = 8
@@ -59,6 +60,8 @@ def test_what_is_left_out_is_found_unless_it_is_told_twice(
         return whole(self, module, query, key, value, None, **change(named))
 
     monkeypatch.setattr(PagedAttention, "attend", changed)
+    # NOTE: a decoder attends by what its layers say, not by arguments of transformers' modules.
+    monkeypatch.setattr(Decoder, "knows", staticmethod(lambda model: False))
     model, attention = causal.make(family), PagedAttention(BLOCK_TOKENS)
     assert packs(model, attention) == (left_out == "only the mask")
     assert (model.config._attn_implementation == attention.name) == (left_out == "only the mask")
