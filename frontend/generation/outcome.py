@@ -21,8 +21,10 @@ from typing import Any, Self
 import msgspec
 
 from frontend.engine.events import (
+    Arguments,
     CallBegun,
     Called,
+    CallEnded,
     CallEvent,
     Calling,
     Completed,
@@ -44,6 +46,8 @@ from ipc.wire.streams import PromptToken, TokenLogprob
 _PART = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]:,]|true|false|null|-?[0-9](?:[0-9.eE+-]*[0-9])?|.', re.DOTALL)
 """A whole string, a mark, another value of compact JSON, or the beginning of something that breaks off."""
 _MARKS = frozenset("{}[]:,")
+_OF_CHOICES = (Text, Reasoning, CallBegun, Arguments, CallEnded, Finished)
+"""PERF: a tuple, since each event is asked and a union of types would be made anew each time."""
 LEAST = -9999.0
 """What stands for a probability of zero, whose logarithm JSON cannot express."""
 
@@ -107,7 +111,7 @@ class ChoiceOutcome:
     def take(self, event: Text | Reasoning | CallEvent) -> None:
         """More of the choice."""
         last = self.parts[-1] if self.parts else None
-        if isinstance(event, Text | Reasoning):
+        if isinstance(event, (Text, Reasoning)):
             kind = type(event)
             if not isinstance(last, Spoken) or last.kind is not kind:
                 self.parts.append(last := Spoken(kind))
@@ -196,15 +200,16 @@ class Outcome:
     def take(self, events: Iterable[Event]) -> None:
         """Take events in their order."""
         for event in events:
-            if isinstance(event, Text | Reasoning | CallEvent | Finished):
-                self.choices[event.choice].logprobs += event.logprobs or ()
-            if isinstance(event, Text | Reasoning | CallEvent):
-                self.choices[event.choice].take(event)
+            if isinstance(event, _OF_CHOICES):
+                choice = self.choices[event.choice]
+                choice.logprobs += event.logprobs or ()
+                if isinstance(event, Finished):
+                    choice.finished = event
+                else:
+                    choice.take(event)
             elif isinstance(event, Prompted):
                 self.choices[event.choice].prompt_texts.append(event.text)
                 self.choices[event.choice].prompt_tokens += event.tokens
-            elif isinstance(event, Finished):
-                self.choices[event.choice].finished = event
             elif isinstance(event, Ended):
                 self.ended = event
             elif isinstance(event, Started):

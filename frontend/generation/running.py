@@ -38,7 +38,7 @@ from frontend.services import Services
 from ipc import deadline
 from ipc.catalog.entries import ModelEntry
 from ipc.errors import PenstockError
-from ipc.wire.messages import GenerateCall, ModelStatus
+from ipc.wire.messages import GenerateCall, ModelStatus, Work
 
 MANY_TOKENS = 2048
 """Log probabilities of more tokens are written by a thread."""
@@ -126,28 +126,21 @@ async def running(
         if call.messages:
             messages = await looked_at(services, scope, entry, status, call.messages, held)
             call = msgspec.structs.replace(call, messages=messages)
+        work = _work_of(services, scope, entry, status, laid_out(call))
+        pace = pace_of(scope, services.settings, services.recorder, entry.id)
         with of_field(call.messages or ()):
-            async with _started(services, scope, entry, status, laid_out(call), past) as generation:
+            async with services.engine.generate(scope, work, pace, past) as generation:
                 yield generation
 
 
-@asynccontextmanager
-async def _started(
-    services: Services,
-    scope: RequestScope,
-    entry: ModelEntry,
-    status: ModelStatus,
-    call: GenerateCall,
-    past: Past | None,
-) -> AsyncIterator[Generation]:
-    """The generation of a call on a loaded model."""
+def _work_of(
+    services: Services, scope: RequestScope, entry: ModelEntry, status: ModelStatus, call: GenerateCall
+) -> Work:
+    """The work of a call on a loaded model."""
     space = _space_of("" if services.settings.generation.share_prefixes else scope.grant.caller, call.salt)
     call = msgspec.structs.replace(call, space=space, lora=lora_of(entry))
     cost = cost_of(call, status, services.settings.limits)
-    work = plan(scope, services.settings, entry.id, call, cost, lane="interactive")
-    pace = pace_of(scope, services.settings, services.recorder, entry.id)
-    async with services.engine.generate(scope, work, pace, past) as generation:
-        yield generation
+    return plan(scope, services.settings, entry.id, call, cost, lane="interactive")
 
 
 def _space_of(owner: str, salt: str) -> str:

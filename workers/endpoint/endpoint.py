@@ -135,7 +135,7 @@ class Endpoint:
             self._poller.unregister(fd)
 
     def post(self, work: Callable[[], None], wake: bool = True) -> None:
-        """Run `work` in the endpoint's thread, soon. Without `wake` the caller calls `wake` after its last `post`."""
+        """Run `work` in the endpoint's thread, soon. Without `wake` the work waits for the next `wake` or tick."""
         self._posted.append(work)
         if wake:
             self.wake()
@@ -168,6 +168,8 @@ class Endpoint:
             if self._tick_is_due():
                 self._next_tick = time.monotonic() + self._tick_s
                 self._handler.tick()
+                # NOTE: what nobody has woken the endpoint for waits no longer than until a tick.
+                self.wake()
             self._flush()
             # PERF: last, because the device thread needs the interpreter that this thread lends out when it waits.
             self._handler.turn_ended()

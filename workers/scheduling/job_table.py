@@ -276,9 +276,8 @@ class JobTable:
         endpoint.post(lambda: endpoint.part(job.session, message, output.block, inline))
 
     def send_deltas(self, session: bytes, deltas: Deltas) -> None:
-        """Send the output of a step for the streams of a session."""
-        endpoint = self._endpoint
-        endpoint.post(lambda: endpoint.deltas(session, deltas))
+        """Send the output of a step for the streams of a session, after `wake_endpoint` or with the next answer."""
+        self._endpoint.post(partial(self._endpoint.deltas, session, deltas), wake=False)
 
     def _post_failure(self, job: Job, error: PenstockError) -> None:
         self._free(job)

@@ -190,6 +190,8 @@ class Generations(Strategy):
         counts_only = _call_of(job).counts_only
         kind = STARTED if counts_only else QUEUED
         start = Start(job.prepared[0].cost, weights="" if counts_only else weights)
+        # PERF: the word leaves with the output of the next step, which mostly is the first of this job, or at the next
+        # tick. A message of its own would cost worker and frontend a turn of their loops for each request.
         self._send(job.session, [(job, Emission(job, 0, kind, start=start))])
         if counts_only:
             self._table.complete(job, 1, [])
@@ -363,6 +365,8 @@ class Generations(Strategy):
                 # NOTE: the client may have taken text before the mark was set.
                 if job.strategy_state.flow.half_open:
                     self._note_change(job)
+        # PERF: once for all deltas and answers of the step, so that they leave in one message for each session.
+        self._table.wake_endpoint()
 
     def _finish(self, job: Hashable) -> None:
         """Complete a job whose choices have all ended."""
@@ -372,7 +376,7 @@ class Generations(Strategy):
         now = time.monotonic_ns()
         job.device_ns = now - job.first_run_ns
         job.text = job.prepared[0].payload.phases.timing(now)
-        self._table.complete(job, 1, [])
+        self._table.complete(job, 1, [], wake=False)
 
     def _send(self, session: bytes, entries: list[tuple[Job, Emission]]) -> None:
         """One message with all entries for a session."""

@@ -14,7 +14,7 @@ import re
 from ipc.wire.streams import CALLED, REASONING, TEXT
 from workers.generation.formats.bodies import Schemas, read_arguments
 from workers.generation.formats.regions import JsonEnd
-from workers.generation.formats.tags import Marks, SegmentParser
+from workers.generation.formats.tags import SegmentParser, marks_of
 from workers.generation.formats.written import Calls
 from workers.generation.request import Call, Segment
 
@@ -39,7 +39,7 @@ class HarmonyParser(SegmentParser):
         super().__init__()
         self._schemas, self._calls, self._held = schemas, calls, held
         self._is_plain = False
-        self._ends = Marks(["<|end|>", "<|return|>", "<|call|>", *OPENINGS])
+        self._ends = marks_of("<|end|>", "<|return|>", "<|call|>", *OPENINGS)
         self._rest = self._header = ""
         self._kind: int | None = TEXT if continues else None
         self._recipient = ""

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ipc.wire.streams import REASONING, TEXT
@@ -154,6 +155,13 @@ class Marks:
         return len(text)
 
 
+@lru_cache(maxsize=256)
+def marks_of(*marks: str) -> Marks:
+    """The marks of a format."""
+    # PERF: each choice has a parser, and all parsers of a model look for the same marks.
+    return Marks(list(marks))
+
+
 class Layout(NamedTuple):
     """What a tag parser looks for.
 
@@ -217,10 +225,11 @@ class TagParser(SegmentParser):
         opening = [layout.reasoning.opened] if layout.reasoning else []
         dropped = list(layout.dropped) if calls else []
         marks = [*self._opened, *opening, *dropped]
-        self._outside = Marks(marks)
+        self._outside = marks_of(*marks)
         written = [mark for mark in marks if mark not in (tokens or ())]
-        self._written, self._behind = Marks(written), Marks([mark for mark in written if mark not in opening])
-        self._inside = Marks([layout.reasoning.closed] if layout.reasoning else [])
+        self._written = marks_of(*written)
+        self._behind = marks_of(*(mark for mark in written if mark not in opening))
+        self._inside = marks_of(*([layout.reasoning.closed] if layout.reasoning else []))
         self._rest = self._blanks = ""
         self._reasons = reasons and layout.reasoning is not None
         self._begins, self._skips = True, self._reasons and not continues

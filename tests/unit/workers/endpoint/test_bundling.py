@@ -289,6 +289,12 @@ def test_calls_posted_without_a_wake_run_together_after_the_wake(endpoint: Endpo
     assert not woken(), "nothing was posted"
 
 
+def test_a_call_posted_without_a_wake_runs_at_the_next_tick(endpoint: Endpoint) -> None:
+    endpoint.post(endpoint.stop, wake=False)
+    endpoint.run()
+    assert not endpoint.has_posted
+
+
 def test_a_call_of_another_thread_takes_along_what_was_posted_without_a_wake(endpoint: Endpoint) -> None:
     order: list[int] = []
     endpoint.post(lambda: order.append(1), wake=False)

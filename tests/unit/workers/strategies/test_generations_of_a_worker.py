@@ -138,9 +138,20 @@ class Received:
         self.started: dict[int, int] = {}
         self.finished: dict[tuple[int, int], str] = {}
         self.ends: dict[int, str] = {}
+        self.wakes = 0
+        self._posted: list[Any] = []
 
     def post(self, work: Any, wake: bool = True) -> None:
-        work()
+        self._posted.append(work)
+        if wake:
+            self.wake()
+
+    def wake(self) -> None:
+        """Everything that waits arrives now."""
+        posted, self._posted = self._posted, []
+        self.wakes += bool(posted)
+        for work in posted:
+            work()
 
     def deltas(self, key: bytes, deltas: Deltas) -> None:
         for at, (number, choice, kind) in enumerate(
@@ -432,6 +443,19 @@ class Loras(dict[str, Any]):
 
     def get(self, name: str) -> Any:  # type: ignore[override]
         return self[name]
+
+
+def test_the_word_that_a_prompt_is_tokenized_leaves_with_its_first_step_and_the_answer_with_its_last() -> (
+    None
+):
+    worker = Worker()
+    job = worker.submit([1, 2, 3], tokens=1)
+    assert not worker.received.wakes, "nothing is worth a turn of the endpoint yet"
+    worker.turn()
+    assert worker.received.queued == {job.id: 3} and worker.received.ends == {job.id: "done"}
+    assert worker.received.wakes == 1
+    worker.settle()
+    worker.assert_nothing_is_left()
 
 
 @both
