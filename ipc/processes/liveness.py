@@ -146,6 +146,20 @@ def processor_ticks(pid: int) -> int:
     return sum(map(int, stat.rpartition(b")")[2].split()[11:13]))
 
 
+def waits_for_machine(pid: int) -> bool:
+    """Whether a thread of a process runs, waits for a processor, or waits for a page or a disk.
+
+    False for a process that is stopped, that waits for itself or for others, or that is gone.
+    """
+    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+        try:
+            if stat.read_bytes().rpartition(b") ")[2][:1] in (b"R", b"D"):
+                return True
+        except OSError:
+            continue
+    return False
+
+
 def own_identity() -> str:
     """Tells this process from all others of this host, also from those before the last boot."""
     return identity_of(os.getpid())

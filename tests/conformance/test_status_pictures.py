@@ -206,13 +206,16 @@ def test_a_server_under_load(server: Server, page: Page) -> None:
 def test_one_of_two_workers_is_dead(server: Server, page: Page) -> None:
     pid = server.worker_pid(1)
     assert pid is not None
-    with busy(server, page), stopped(server.supervisor_pid()):
+    seconds = KEPT_S // 2 if os.environ.get("TEST_SCREENSHOTS") else 5
+    with busy(server, page, seconds), stopped(server.supervisor_pid()):
         os.kill(pid, signal.SIGKILL)
         page.until(
             "document.getElementById('readiness').textContent.startsWith('Degraded: 1 of 2 workers is down since')"
         )
         assert page.text("#readiness").endswith("(restarting)")
         page.until("document.querySelectorAll('#tile-requests .death').length === 1")
+        down_s = 15 if os.environ.get("TEST_SCREENSHOTS") else 0
+        page.until(f"past.downs(90).some(([from, to]) => to - from > {down_s})")
         look(page, "status-degraded", 1440, 800)
         look(page, "", 390, 800)
     page.until("document.getElementById('readiness').textContent === 'Ready'", LONGEST_START_S)

@@ -26,7 +26,7 @@ import msgspec
 from ipc import settings
 from ipc.machine import count_gpus
 from ipc.processes import starting as processes
-from ipc.processes.liveness import processor_ticks
+from ipc.processes.liveness import processor_ticks, waits_for_machine
 from ipc.processes.starting import Listener
 from ipc.setting_sources import PREFIX
 from ipc.settings import Settings
@@ -205,7 +205,7 @@ class Slot:
         self.misconfigured = False
         self._child: Child | None = None
         self._backoff = Backoff(settings.worker.restart_backoff_s, settings.worker.healthy_after_s)
-        self._started = self._heard = self._start_at = self._stopping_since = self._ran = 0.0
+        self._started = self._heard = self._start_at = self._stopping_since = self._ran = self._looked = 0.0
         self._ticks = 0
         self._killed_for = self._last_end = ""
         self.proven = False
@@ -272,12 +272,18 @@ class Slot:
             self.state, self._stopping_since = "stopping", time.monotonic()
 
     def kill_if_silent(self) -> None:
-        """Kill a process that has been silent, or stopping, for too long: `reap` then sees its death."""
+        """Kill a process that has been silent, or stopping, for too long: `reap` then sees its death.
+
+        NOTE: while this process itself stands still, since the machine is busy or asleep, the other one does so too. So
+        the time between two looks counts for half of the limit at most.
+        """
         worker, now = self._settings.worker, time.monotonic()
         limit, since = self.kind.stall_s, self._heard
         if self.state == "ready":
             limit = worker.heartbeat_timeout_s
-            if self._is_running(now, limit):
+            self._heard = since = min(now, since + max(0.0, now - self._looked - limit / 2))
+            self._looked = now
+            if self._is_running(now, limit) or (now - since > limit and self._waits_for_machine()):
                 limit = max(limit, worker.hang_timeout_s)
         elif self.state == "stopping":
             limit, since = worker.drain_timeout_s + STOP_GRACE_S, self._stopping_since
@@ -296,6 +302,9 @@ class Slot:
         if ticks != self._ticks:
             self._ticks, self._ran = ticks, now
         return now - self._ran <= limit / 2
+
+    def _waits_for_machine(self) -> bool:
+        return self._child is not None and waits_for_machine(self._child.pid)
 
     def signal(self, number: int) -> None:
         """Send a signal to the process, if there is one."""

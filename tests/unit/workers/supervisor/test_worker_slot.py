@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from ipc.processes.liveness import processor_ticks
+from ipc.processes.liveness import processor_ticks, waits_for_machine
 from ipc.processes.paths import prepare_run_dir
 from ipc.processes.starting import Notifier
 from ipc.settings import load
 from tests.fakes.child import FakeChild
 from tests.fakes.clock import Clock
+from tests.harness.server import wait_until
 from workers.spare import Assignment
 from workers.supervisor import slots
 from workers.supervisor.slots import REFUSALS, Child, Kind, Slot, Spares
@@ -85,22 +86,60 @@ def test_a_ready_worker_without_heartbeats_is_killed_long_before_a_step_counts_a
         slot.heard()
         slot.kill_if_silent()
     assert not sent, "a step of a minute, and heartbeats meanwhile"
-    clock.now += 2.1
-    slot.kill_if_silent()
+    look(slot, clock, 0.6, times=3)
+    assert not sent
+    look(slot, clock, 0.6)
     assert sent == [signal.SIGKILL]
     slot.reap(others_healthy=True)
     slot.close()
 
 
+@pytest.mark.parametrize(("pause_s", "times"), [(3600.0, 1), (1.5, 2)])
+def test_time_in_which_the_supervisor_stood_still_is_no_silence_of_the_worker(
+    slot: Slot, monkeypatch: pytest.MonkeyPatch, pause_s: float, times: int
+) -> None:
+    monkeypatch.setattr(slots, "processor_ticks", lambda pid: 7)
+    clock, _, sent = _ready(slot, monkeypatch)
+    look(slot, clock, pause_s, times=times)
+    assert not sent
+    look(slot, clock, 0.6, times=2)
+    assert sent == [signal.SIGKILL], "the worker is silent while others run"
+    slot.reap(others_healthy=True)
+    slot.close()
+
+
+def test_a_silent_worker_that_waits_for_a_processor_or_a_page_has_the_time_of_a_hang(
+    slot: Slot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slots, "processor_ticks", lambda pid: 7)
+    clock, _, sent = _ready(slot, monkeypatch)
+    monkeypatch.setattr(slots, "waits_for_machine", lambda pid: True)
+    look(slot, clock, 0.6, times=99)
+    assert not sent, "59 s"
+    look(slot, clock, 0.6, times=2)
+    assert sent == [signal.SIGKILL]
+    slot.reap(others_healthy=True)
+    slot.close()
+
+
+def look(slot: Slot, clock: Clock, pause_s: float, *, times: int = 1) -> None:
+    """Look at the process so often, after a pause each time."""
+    for _ in range(times):
+        clock.now += pause_s
+        slot.kill_if_silent()
+
+
 def _ready(slot: Slot, monkeypatch: pytest.MonkeyPatch) -> tuple[Clock, Notifier, list[int]]:
     """The slot's process is ready: the clock, what the process speaks through, and the signals to the process."""
     assert slot.start_if_due()
+    monkeypatch.setattr(slots, "waits_for_machine", lambda pid: False)
     clock = Clock.of(slots, monkeypatch)
     sent: list[int] = []
     monkeypatch.setattr(slot, "signal", sent.append)
     worker = Notifier(str(slot.listener.path))
     assert worker.send(ready=1)
     slot.heard()
+    look(slot, clock, 0.0)
     return clock, worker, sent
 
 
@@ -117,9 +156,9 @@ def test_a_silent_worker_that_uses_the_processor_has_the_time_of_a_hang(
         slot.kill_if_silent()
     assert not sent, "one call of C code holds the lock of the interpreter for 58 s"
     # Then the process stands still, or works for longer than any step may take.
-    clock.now += 1.1
+    look(slot, clock, 0.55)
     ticks[0] += works_on
-    slot.kill_if_silent()
+    look(slot, clock, 0.55)
     assert bool(sent) is not works_on
     if works_on:
         ticks[0] += 1
@@ -138,6 +177,25 @@ def test_the_processor_time_of_a_process_grows() -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     assert processor_ticks(gone.pid) == 0
+
+
+def test_a_process_that_sleeps_or_is_stopped_waits_for_nothing_of_the_machine() -> None:
+    assert waits_for_machine(os.getpid()), "this thread runs"
+    child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        wait_until(lambda: waits_for_machine(child.pid), what="the loop")
+        child.send_signal(signal.SIGSTOP)
+        wait_until(lambda: not waits_for_machine(child.pid), what="the stop")
+    finally:
+        child.kill()
+        child.wait()
+    assert not waits_for_machine(child.pid)
+    child = subprocess.Popen(["sleep", "60"])
+    try:
+        wait_until(lambda: not waits_for_machine(child.pid), what="the sleep")
+    finally:
+        child.kill()
+        child.wait()
 
 
 def test_a_slot_goes_to_a_spare_before_a_new_process_is_started(
