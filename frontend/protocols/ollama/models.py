@@ -262,7 +262,7 @@ INSTEAD: Mapping[str, str] = {
     "/api/push": "this server publishes no models: use the tools of the hub, such as `hf upload`",
     "/api/create": f"making a model {_ENTRY}",
     "/api/copy": "a further name is given at the start: `penstock serve MODEL=NAME`, or served_name in the catalog",
-    "/api/delete": "files of models are removed on the server's machine: `hf cache rm`; to free memory, use "
+    "/api/delete": "files of models are removed on the server's machine: `penstock rm NAME`; to free memory, use "
     "POST /v1/admin/unload/{model}",
     "/api/blobs/{digest}": f"uploading files {_ENTRY}",
 }

@@ -258,7 +258,7 @@ def test_errors_have_a_status_and_a_text(server: RecordedServer, clients: Client
         (lambda client: client.push("m"), "hf upload"),
         (lambda client: client.create("m", from_="x"), "penstock models add"),
         (lambda client: client.copy("a", "b"), "MODEL=NAME"),
-        (lambda client: client.delete("m"), "hf cache rm"),
+        (lambda client: client.delete("m"), "penstock rm NAME"),
     ],
     ids=["pull", "push", "create", "copy", "delete"],
 )
