@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import nats
 import pytest
+from nats.js import JetStreamContext
 
 from tests.fakes.holding import holding
-from tests.harness.broker import Broker, three_brokers
+from tests.harness.broker import PATIENCE_S, Broker, three_brokers
 from tests.harness.cluster import Box, box, gateway_over, held, in_flight, is_cut_off, living, serves
 from tests.harness.load import Load
-from tests.harness.server import Server, wait_until
+from tests.harness.server import Server, eventually, wait_until
+
+BUCKETS = ("KV_penstock_models", "KV_penstock_pools")
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +45,40 @@ def is_whole(server: Server) -> bool:
     return living(server) == {"a", "b"} and serves(server)
 
 
+def pooled(server: Server, name: str) -> bool:
+    """Have a pool made or renewed, which is a change of a bucket; returns whether brokers have kept the change."""
+    return server.post("/v1/pools", {"name": name, "gpus": {"other": 1}}).status in (200, 201)
+
+
+async def leaders_step_down(urls: Sequence[str]) -> None:
+    """Have the leader of each of `BUCKETS` step down, until another broker leads the bucket."""
+    client = await nats.connect(list(urls))
+    try:
+        stream = client.jetstream(timeout=PATIENCE_S)
+        for name in BUCKETS:
+            before = await leader_of(stream, name)
+
+            async def is_moved(name: str = name, before: str = before) -> bool:
+                leader = await leader_of(stream, name)
+                if leader == before:
+                    # The others may have elected the same broker again.
+                    await client.request(f"$JS.API.STREAM.LEADER.STEPDOWN.{name}", b"", timeout=PATIENCE_S)
+                return leader not in ("", before)
+
+            await eventually(is_moved, f"another leader of {name}")
+    finally:
+        await client.close()
+
+
+async def leader_of(stream: JetStreamContext, name: str) -> str:
+    """The broker that leads a stream, empty during an election."""
+    try:
+        found = (await stream.stream_info(name)).cluster
+    except (nats.errors.Error, TimeoutError):
+        return ""
+    return (found.leader or "") if found is not None else ""
+
+
 def test_the_death_of_any_broker_of_three_fails_no_request(near: Server, brokers: Sequence[Broker]) -> None:
     """One of the three has the connection of the gateway, one that of each box, one leads the stream of the queue."""
     with Load(near.port, 4) as load:
@@ -53,6 +92,21 @@ def test_the_death_of_any_broker_of_three_fails_no_request(near: Server, brokers
             each.start()
         outcome = load.stop()
     assert not outcome.failed, (outcome.statuses, outcome.broken, outcome.bodies, outcome.wrong)
+
+
+def test_streams_whose_leader_steps_down_cost_no_request_and_are_changed_as_before(
+    near: Server, brokers: Sequence[Broker]
+) -> None:
+    wait_until(lambda: is_whole(near) and pooled(near, "before"), what="a cluster that keeps changes")
+    with Load(near.port, 4) as load:
+        wait_until(lambda: load.done > 20, what="traffic")
+        asyncio.run(leaders_step_down([each.url for each in brokers]))
+        before = load.done
+        wait_until(lambda: load.done > before + 40, what="traffic under other leaders")
+        outcome = load.stop()
+    assert not outcome.failed, (outcome.statuses, outcome.broken, outcome.bodies, outcome.wrong)
+    wait_until(lambda: is_whole(near) and pooled(near, "after"), what="changes under other leaders")
+    assert {"before", "after"} <= {pool["name"] for pool in near.get("/v1/pools").json()["pools"]}
 
 
 def test_without_a_quorum_of_brokers_work_goes_directly(near: Server, brokers: Sequence[Broker]) -> None:

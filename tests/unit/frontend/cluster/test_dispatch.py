@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from frontend.cluster.boxes import Box, Boxes
+from frontend.cluster.boxes import SHOWN_S, Box, Boxes
 from frontend.cluster.dispatch import Dispatch, Held
 from ipc.errors import (
     Draining,
@@ -523,3 +523,27 @@ def test_a_box_that_joins_dies_or_comes_back_is_written_once(caplog: pytest.LogC
     stage.pass_s(1.0, "a1")
     stage.pass_s(1.0, "a2")
     assert lines()[2:] == ["box a is heard again, life a1", "box a has joined, life a2"]
+
+
+def test_a_box_that_stood_still_for_longer_than_it_is_remembered_is_a_box_again_in_the_same_life() -> None:
+    def scene() -> None:
+        stage = Stage("a", "b")
+        held = stage.begin()
+        stage.claim("a1", "r.1")
+        stage.pass_s(SHOWN_S + 1, "b1")
+        assert set(stage.boxes.by_name) == {"b"} and not stage.boxes.is_alive("a1")
+        assert stage.sent == [("r.1", "a1"), ("r.1", "b1")]
+        # The box goes on, and answers what it had before anybody hears that it lives.
+        stage.answer("a1")
+        assert not held.future.done() and stage.dispatch.counts["dropped", "unknown box"] == 1
+        stage.beat("a")
+        assert stage.boxes.is_alive("a1") and not stage.boxes.by_name["a"].items
+        stage.answer("b1")
+        assert held.future.done()
+        stage.answer("a1")
+        assert stage.dispatch.counts["duplicate", ""] == 1
+        second = stage.begin("r.2")
+        stage.answer(stage.sent[-1][1], "r.2")
+        assert stage.sent[-1] == ("r.2", "a1") and second.future.done()
+
+    played(scene)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
+import subprocess
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from frontend.cluster.transfers import TransferFailed, Transfers
 from ipc.settings import Cluster
 from ipc.wire.cluster import MOST_CHUNK_NBYTES, VERSION, Want, encode
 from tests.harness.broker import Broker, broker
-from tests.harness.server import eventually
+from tests.harness.server import ROOT, eventually
 
 DATA = secrets.token_bytes(3 * MOST_CHUNK_NBYTES + 17)
 LARGE = secrets.token_bytes(3 * LEAF_NBYTES + 17)
@@ -243,3 +244,50 @@ def test_a_broker_whose_messages_hardly_hold_headers_brings_the_bytes_in_small_c
 
     with broker(tmp_path, jetstream=False, more="max_payload: 2048") as one:
         played(one, scene)
+
+
+def certificates(place: Path) -> dict[str, str]:
+    """Settings of a host of an authority of its own, with a certificate for 127.0.0.1."""
+    place.mkdir()
+    subprocess.run(
+        [ROOT / "deploy/nats/certificates.sh", place, "127.0.0.1"], check=True, capture_output=True
+    )
+    files = {"tls_ca_file": "ca.pem", "tls_cert_file": "own.pem", "tls_key_file": "own.key"}
+    return {name: str(place / "127.0.0.1" / file) for name, file in files.items()}
+
+
+def test_transfers_are_encrypted_and_hosts_of_another_authority_get_nothing_by_http(
+    one_broker: Broker, tmp_path: Path
+) -> None:
+    """A stranger that hears the offer has chunks over the brokers, which have checks of their own."""
+    own, other = certificates(tmp_path / "own"), certificates(tmp_path / "other")
+
+    async def scene() -> None:
+        urls, bind = (one_broker.url,), "127.0.0.1:0"
+        here = Transfers(Cluster(urls=urls, transfer_bind=bind, **own), "here", "here")
+        friend = Transfers(Cluster(urls=urls, **own), "there", "there")
+        stranger = Transfers(Cluster(urls=urls, **other), "stranger", "stranger")
+        ends = (here, friend, stranger)
+        for end in ends:
+            await end.start()
+        try:
+
+            async def joined() -> bool:
+                return all(end.broker.up for end in ends)
+
+            await eventually(joined, "all ends at the broker")
+            offer = await here.offer([LARGE], "")
+            assert await friend.get(offer, "here", MOST) == LARGE and here.by_http == 1
+            assert await stranger.get(offer, "here", MOST) == LARGE and here.by_http == 1
+            host, _, port = here.address.partition(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(f"GET /{offer.secret} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            answer = await reader.read()
+            writer.close()
+            assert b"HTTP" not in answer and len(answer) < 100, "no word in the clear"
+            assert here.by_http == 1
+        finally:
+            for end in ends:
+                await end.close()
+
+    uvloop.run(scene())

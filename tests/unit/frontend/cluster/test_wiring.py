@@ -28,6 +28,7 @@ from ipc.wire.cluster import (
     RUN,
     VERSION,
     BoxBeat,
+    BoxRow,
     Carried,
     GatewayBeat,
     Item,
@@ -230,6 +231,22 @@ def test_a_bridge_says_nothing_under_its_name_before_nobody_else_was_heard(
         assert not post.sent
 
     asyncio.run(scene())
+
+
+def test_a_box_of_another_version_gets_no_work_and_says_so_in_the_log(
+    post: Post, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Boxes are upgraded one after the other: a gateway uses those of its own version."""
+    one = Gateway(Settings(cluster=Cluster(urls=("nats://127.0.0.1:1",))), Catalog(()), Drain())
+    for version in (VERSION - 1, VERSION + 1):
+        beat = BoxBeat(version, "b", "b1", "default", 1, False, 1.0, 0.0)
+        post.bring("penstock.beat.box.*", beat, "penstock.beat.box.b")
+        box = BoxRow(version, "a", "a1", "default", "default", [], True, ["m"])
+        post.handlers["$KV.penstock_models.>"](
+            SimpleNamespace(subject="$KV.penstock_models.a", data=encode(box), headers=None)
+        )
+    assert not one.boxes.by_name and not one.models._rows
+    assert "version" in caplog.text
 
 
 def test_a_gateway_hears_a_box_on_the_subject_of_that_box_alone(post: Post) -> None:
