@@ -30,7 +30,7 @@ LANES = {"near": "auto", "far": "direct"}
 
 
 class Cluster:
-    """A broker, two boxes and two gateways, and the faults that they get."""
+    """A broker, two boxes or three in many rounds, two gateways, and the faults that they get."""
 
     def __init__(
         self, broker: Broker, boxes: dict[str, Box], gateways: dict[str, Server], chance: random.Random
@@ -135,7 +135,8 @@ def cluster(tmp_path: Path, seed: int) -> Iterator[Cluster]:
         one = stack.enter_context(broker(tmp_path / "broker"))
         urls, keeps = [one.url], {"cluster.keep_results_s": 5}
         boxes = {
-            name: stack.enter_context(box(tmp_path / name, name, urls, settings=keeps)) for name in ("a", "b")
+            name: stack.enter_context(box(tmp_path / name, name, urls, settings=keeps))
+            for name in "abc"[: rounds(short=2, long=3)]
         }
         gateways = {
             name: stack.enter_context(gateway(tmp_path / name, urls, {"cluster.lane": lane}))
