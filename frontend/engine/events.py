@@ -22,6 +22,7 @@ from typing import Any, Self
 
 import msgspec
 
+from frontend.engine.answer import Answer
 from frontend.records.finishing import TextMeter
 from ipc.errors import DeadlineExceeded
 from ipc.wire.streams import Finish, PromptToken, Start, TokenLogprob
@@ -293,6 +294,11 @@ class Generation(ABC):
     """
 
     prompt_tokens: int | None = None
+
+    @property
+    def result(self) -> Answer | None:
+        """The end of the answer, once the iteration has ended without an error, where the engine tells."""
+        return None
 
     def __aiter__(self) -> Self:
         return self

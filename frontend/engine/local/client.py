@@ -5,7 +5,7 @@
 2. After an error of the worker the table of `frontend.engine.local.retry` names the next action.
 3. The answer is an `Answer`: numpy views on the arena, whose lease ends when its context is left. A stream is a
    `PartStream` of answers; after its first part nothing is retried. Generated text is carried on by another worker
-   (`frontend.engine.local.delta_stream`).
+   (`frontend.engine.local.generation`).
 """
 
 from __future__ import annotations

@@ -90,6 +90,34 @@ class TextTaker(Protocol):
         """Some time has passed; called several times a second."""
 
 
+class TextStreams(Protocol):
+    """The streams of text of one source."""
+
+    @property
+    def texts(self) -> dict[int, TextTaker]:
+        """Who takes the text of a request, by its id."""
+
+    def text_taken(self, request: int, nbytes: int) -> None:
+        """So many bytes of the text of a stream were taken."""
+
+
+class Source(Sender, Protocol):
+    """Where the streams of requests come from: the channel of a worker, or a box of a cluster."""
+
+    @property
+    def streams(self) -> TextStreams:
+        """The streams of text."""
+
+    def rest(self, request: int) -> None:
+        """No queue counts the stream any longer."""
+
+    def cancel(self, request: int) -> None:
+        """The caller has gone. Idempotent."""
+
+    def abandon(self, request: int, future: asyncio.Future[Delivery]) -> None:
+        """The caller was cancelled: stop the work, or give back a result that had just arrived."""
+
+
 class Streams:
     """All streams of one channel."""
 

@@ -1,4 +1,4 @@
-"""One request for generated text, as a frontend reads it: entries of `Deltas` become neutral events.
+"""One run of a request for generated text: entries of `Deltas` become neutral events.
 
 1. Events wait here until the reader asks. The reader gets all of them at once.
 2. The text of a list is taken when the next list is asked for. The worker learns of taken text in pieces of
@@ -6,12 +6,7 @@
 3. The pace of the request (`Pace`) learns of all entries when they arrive, and ends a stream that is late. An entry
    HELD says that tokens come whose text waits. The client sees nothing of such an entry.
 4. The `Result` of the job ends the stream. The sums of all choices stand in the last event.
-5. A run that is lost is followed by another, by the rule of retries. Before its answer has begun the other begins anew:
-   the client sees one `Started`, and each piece of the prompt once. Later the other goes on behind the tokens whose ids
-   have arrived (`frontend.engine.local.progress`).
-6. A text whose frontend has died is begun by `Past`: this frontend has the request sent with the ids of all marks.
-7. A worker that leaves, or unloads the model, loses its streams to a worker that has the model. Without one the streams
-   stay.
+5. A run that is lost is followed by another (`frontend.engine.local.carrying`).
 
 A stream begins when its prompt is tokenized (QUEUED), and waits for the engine from then on. A stream that the engine
 has begun (STARTED) is in no queue of the worker and costs nothing (`Outstanding`).
@@ -20,15 +15,10 @@ has begun (STARTED) is in no queue of the worker and costs nothing (`Outstanding
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import logging
 import time
 from collections.abc import Callable
-from functools import cached_property
-from typing import Self
 from uuid import uuid4
 
-from frontend.engine.answer import Answer
 from frontend.engine.events import (
     Arguments,
     CallBegun,
@@ -36,33 +26,16 @@ from frontend.engine.events import (
     Event,
     Finished,
     Generation,
-    Mark,
     Pace,
-    Past,
     Prompted,
     Reasoning,
     Started,
     Text,
 )
-from frontend.engine.local import routing
-from frontend.engine.local.channel import Channel
-from frontend.engine.local.client import Client
-from frontend.engine.local.delivery import TEXT_KINDS, Delivery
-from frontend.engine.local.part_stream import Incoming, cut_off
+from frontend.engine.local.delivery import TEXT_KINDS, Delivery, Source
+from frontend.engine.local.part_stream import Incoming
 from frontend.engine.local.progress import Gap, Progress
-from frontend.engine.local.retry import Attempts
-from frontend.engine.local.workers import PASSING
-from ipc.errors import (
-    Draining,
-    InputRefused,
-    InvalidInput,
-    LoraLoading,
-    ModelNotLoaded,
-    PenstockError,
-    QueueFull,
-    WorkerLost,
-)
-from ipc.wire.messages import GenerateCall, Work
+from ipc.errors import PenstockError, WorkerLost
 from ipc.wire.streams import (
     ARGUMENTS,
     CALL_CUT,
@@ -82,16 +55,8 @@ from ipc.wire.streams import (
     nbytes_of,
 )
 
-log = logging.getLogger(__name__)
-
 TELL_AFTER = WINDOW_NBYTES // 2
 """So many bytes of text are taken before the worker is told."""
-_LEAVING = (Draining, ModelNotLoaded)
-"""A worker stops, or has unloaded the model."""
-_NOWHERE = (*PASSING, LoraLoading, InvalidInput)
-"""No worker has the model, or the LoRA adapter, which may have been unloaded since the text began."""
-_FIRST = (Started, Prompted)
-"""Events that a run tells before those of its choices."""
 _CALLS = frozenset((CALLED, ARGUMENTS, CALL_ENDED, CALL_CUT))
 
 
@@ -100,13 +65,13 @@ class DeltaStream(Incoming[Event], Generation):
 
     def __init__(
         self,
-        channel: Channel,
+        channel: Source,
         request: int,
         final: asyncio.Future[Delivery],
         pace: Pace,
         progress: Progress,
         on_suspect: Callable[[WorkerLost], None] = lambda error: None,
-        why_move: Callable[[Channel], PenstockError | None] = lambda channel: None,
+        why_move: Callable[[], PenstockError | None] = lambda: None,
     ) -> None:
         """`progress` is that of all runs of the request; for the other arguments see `Incoming`.
 
@@ -262,7 +227,7 @@ class DeltaStream(Incoming[Event], Generation):
         if self._failure is not None or self._final.done():
             return
         late = self._pace.lateness(now_ns, self._waits_since_ns if self._is_awaited else 0)
-        if (reason := late or self._why_move(self.channel)) is not None:
+        if (reason := late or self._why_move()) is not None:
             self._fail(reason)
 
     def _let_go(self) -> None:
@@ -277,213 +242,3 @@ class DeltaStream(Incoming[Event], Generation):
         """End the work unless the work has ended. Idempotent."""
         self.channel.streams.texts.pop(self._request, None)
         self._stop()
-
-
-class LocalGeneration(Generation):
-    """A context manager whose exit ends unfinished work."""
-
-    def __init__(self, client: Client, work: Work, pace: Pace, past: Past | None = None) -> None:
-        """`begun` must follow. `past`: another frontend has begun the text."""
-        self._client, self._attempts, self._pace = client, client.begin(work), pace
-        assert isinstance(work.call, GenerateCall)
-        self._progress, self._past = Progress(work.call, client.kept_ids, past), past
-        self._identity = ""
-        self._moves = 0
-        """Frontends that have lost the text, which count like workers that died."""
-        self._unjudged: WorkerLost | None = None
-        """The death on this input that no other run has followed yet."""
-        self._followed: PenstockError | None = None
-        """The error after which the present run has begun."""
-        self._is_told = self._over = False
-        self._characters = self._tokens = 0
-        """Of the prompt, as the client has them."""
-
-    async def begun(self) -> Self:
-        """Wait until a worker has tokenized the prompt. Raises a `PenstockError` as `Client.call` does.
-
-        Raises `InputRefused`, `InvalidInput` and `QueueFull` for a text of another frontend that cannot go on here.
-        """
-        try:
-            if self._past is not None:
-                self._take_up(self._past)
-            self._run = await self._client.run(self._attempts, self._open)
-        except BaseException:
-            # NOTE: tokens may have arrived with the word that the prompt is tokenized.
-            self._progress.drop()
-            raise
-        self.prompt_tokens = self._run.prompt_tokens
-        return self
-
-    def _take_up(self, past: Past) -> None:
-        attempts, mark, most = self._attempts, past.mark, self._client.kept_ids.most
-        if attempts.suspect:
-            raise InputRefused("workers have died on this input, so nobody goes on with its text")
-        if mark.pictures != self._pictures:
-            raise InvalidInput("a picture of the input is another one now, so nobody goes on with its text")
-        self._past = None
-        self._is_told = any(isinstance(event, Started) for event in past.events)
-        if not self._progress.has_begun:
-            return
-        if not self._progress.can_go_on:
-            text = "this server has no room for the tokens of another text (generation.continuation_bytes)"
-            raise QueueFull(text, retry_after_s=1)
-        self._identity, self._moves = mark.identity, past.moves
-        attempts.take_up(mark.identity, most, mark.deaths + past.moves)
-        self._pace.take_up(past, time.monotonic_ns())
-
-    @cached_property
-    def _pictures(self) -> str:
-        """A hash of the pictures of the prompt, empty without any."""
-        call = self._attempts.work.call
-        assert isinstance(call, GenerateCall)
-        if not call.images:
-            return ""
-        digest = hashlib.blake2b(digest_size=16)
-        for picture in call.images:
-            digest.update(len(picture).to_bytes(8, "little"))
-            digest.update(picture)
-        return digest.hexdigest()
-
-    def mark(self) -> Mark | None:
-        """See `Generation.mark`."""
-        deaths = self._attempts.continued - self._moves
-        return self._progress.mark(self._identity, deaths, self._pictures)
-
-    async def _open(self, channel: Channel, attempts: Attempts) -> DeltaStream:
-        written = self._progress.written()
-        if attempts.identity is None:
-            self._identity = _identity_of(channel, attempts.work.model)
-        number, final = channel.submit(
-            attempts.work, solo=attempts.solo, apart=attempts.accused, written=written
-        )
-        if self._progress.gap is not None:
-            self._progress.gap.sent(time.monotonic_ns())
-        stream = DeltaStream(
-            channel, number, final, self._pace, self._progress, self._suspect, self._why_move
-        )
-        return await stream.begun()
-
-    def _suspect(self, error: WorkerLost) -> None:
-        """A worker has died on the text. The verdict waits for the next run, or for the end without one."""
-        if error is self._followed:
-            # NOTE: the reader had the error before this callback ran, and the rule of retries has judged the input.
-            return
-        if self._progress.can_go_on:
-            self._unjudged = error
-        else:
-            self._client.retries.suspect(self._attempts, alone=error.alone)
-
-    def _why_move(self, channel: Channel) -> PenstockError | None:
-        """The reason to go on elsewhere: the worker or its model leaves, and another worker has the model."""
-        if not self._progress.can_go_on or self._progress.has_ended:
-            return None
-        model = self._attempts.work.model
-        status = channel.models.get(model)
-        reason: PenstockError | None = None
-        if channel.state == "leaving":
-            reason = Draining("this worker is stopping", retry_after_s=1)
-        elif status is not None and status.state == "unloading":
-            reason = ModelNotLoaded("the model is being unloaded", retry_after_s=1)
-        if reason is None:
-            return None
-        others = routing.having(self._client.channels, model)
-        has_other = any(
-            each is not channel and _identity_of(each, model) == self._identity for each in others
-        )
-        return reason if has_other else None
-
-    @property
-    def result(self) -> Answer | None:
-        """The end of the answer, once the iteration has ended without an error."""
-        return self._run.result
-
-    async def __anext__(self) -> list[Event]:
-        """The next events. Raises the error of the request, once."""
-        while not self._over:
-            try:
-                events = await anext(self._run)
-            except PenstockError as error:
-                if isinstance(error, (WorkerLost, *_LEAVING)) and self._progress.has_ended:
-                    # Nothing lacks but the word that the job is done.
-                    self._over = True
-                    return [self._pace.ended()]
-                await (self._go_on(error) if self._progress.has_begun else self._begin_anew(error))
-                continue
-            gap = self._progress.gap
-            if gap is not None and gap.over_ns:
-                self._progress.gap = None
-                log.info("worker %d goes on with a text: %s", self._run.channel.slot, gap)
-            if fresh := self._untold(events):
-                return fresh
-        raise StopAsyncIteration
-
-    async def _begin_anew(self, error: PenstockError) -> None:
-        """Follow a run of which the client has nothing. Raises the error of the request if nothing follows."""
-        self._run.close()
-        if not await self._client.retries.again(self._attempts, self._run.channel, error):
-            raise error
-        await self.begun()
-
-    async def _go_on(self, error: PenstockError) -> None:
-        """Have the rest of a text written by another run. Raises the error of the request if nothing follows."""
-        if not isinstance(error, (WorkerLost, *_LEAVING)):
-            raise error
-        run, progress, client = self._run, self._progress, self._client
-        lost = cut_off(error) if isinstance(error, WorkerLost) else error
-        outcome: str | None = "refused" if progress.can_go_on else "unkept"
-        try:
-            if not progress.can_go_on:
-                raise lost from error
-            run.close()
-            progress.gap = Gap(time.monotonic_ns())
-            self._attempts.go_on(self._identity, client.kept_ids.most, has_passed=progress.has_passed)
-            self._unjudged, self._followed = None, error
-            try:
-                if not await client.retries.again(self._attempts, run.channel, error):
-                    raise lost
-                outcome = "failed"
-                await self.begun()
-            except (WorkerLost, *_NOWHERE) as why:
-                raise lost from why
-            outcome = "carried" if isinstance(error, WorkerLost) else "moved"
-        except asyncio.CancelledError:
-            outcome = None
-            raise
-        finally:
-            if outcome is not None:
-                client.on_carried(outcome)
-
-    def _untold(self, events: list[Event]) -> list[Event]:
-        """`events` without what an earlier run has told."""
-        if not isinstance(events[0], _FIRST):
-            # PERF: most lists. What comes before all choices is at the begin of the first lists of a run.
-            return events
-        fresh: list[Event] = []
-        for event in events:
-            if isinstance(event, Prompted):
-                event = event.behind(self._characters, self._tokens)
-                self._characters = event.start + len(event.text)
-                self._tokens = event.first + len(event.tokens)
-                if not event.text and not event.tokens:
-                    continue
-            elif isinstance(event, Started):
-                told, self._is_told = self._is_told, True
-                if told:
-                    continue
-            fresh.append(event)
-        return fresh
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._run.close()
-        self._progress.drop()
-        if self._unjudged is not None:
-            self._client.retries.suspect(self._attempts, alone=self._unjudged.alone)
-
-
-def _identity_of(channel: Channel, model: str) -> str:
-    """Stands for all that decides the text of a model at a worker; empty for a model that the worker lacks."""
-    status = channel.models.get(model)
-    return "" if status is None else status.identity

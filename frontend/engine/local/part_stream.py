@@ -1,7 +1,7 @@
 """The reading end of a stream of one worker: `Incoming` for every stream, `PartStream` for answers in parts.
 
 `Incoming` keeps what has arrived, the one reader that waits, and the end. A stream ends without an error, or with one.
-The loss of the worker is an error too.
+The loss of the worker is an error too. The source of a stream is the channel of a worker, or a box of a cluster.
 
 `PartStream` adds what holds for parts:
 
@@ -24,7 +24,7 @@ from typing import Generic, Self, TypeVar
 
 from frontend.engine.answer import Answer, AnswerStream, CopyBudget
 from frontend.engine.local.channel import Channel
-from frontend.engine.local.delivery import Delivery
+from frontend.engine.local.delivery import Delivery, Source
 from ipc.errors import LeaseRevoked, PenstockError, ShmExhausted, WorkerLost
 from ipc.wire.streams import WINDOW, part_flow
 
@@ -49,7 +49,7 @@ class Incoming(ABC, Generic[T]):
 
     def __init__(
         self,
-        channel: Channel,
+        channel: Source,
         request: int,
         final: asyncio.Future[Delivery],
         on_suspect: Callable[[WorkerLost], None],
@@ -58,7 +58,8 @@ class Incoming(ABC, Generic[T]):
 
         `on_suspect` is told when the worker died on a request whose answer had begun, at once: nobody may be reading.
         """
-        self.channel, self._request, self._final, self._on_suspect = channel, request, final, on_suspect
+        self._request, self._final, self._on_suspect = request, final, on_suspect
+        self.channel: Source = channel
         self.answering = False
         """Whether the answer has begun."""
         self._waiting: deque[T] = deque()
@@ -151,6 +152,8 @@ class Incoming(ABC, Generic[T]):
 
 class PartStream(Incoming[Delivery], AnswerStream):
     """The parts of one request."""
+
+    channel: Channel
 
     def __init__(
         self,

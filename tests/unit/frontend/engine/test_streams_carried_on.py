@@ -23,7 +23,7 @@ from frontend.engine.events import (
     Started,
     Text,
 )
-from frontend.engine.local import delta_stream
+from frontend.engine.local import carrying, delta_stream
 from frontend.engine.local.progress import TRIAL_TOKENS, Gap, KeptIds, Progress
 from frontend.engine.local.retry import Attempts
 from ipc.errors import (
@@ -129,11 +129,11 @@ def test_the_log_tells_the_parts_of_a_gap_once(tmp_path: Path, caplog: pytest.Lo
             writes(second, later, 2)
             await anext(generation)
 
-    with caplog.at_level("INFO", logger=delta_stream.__name__):
+    with caplog.at_level("INFO", logger=carrying.__name__):
         on_loop(tmp_path, work)
     (message,) = caplog.messages
     assert re.fullmatch(
-        r"worker 1 goes on with a text: (resend|prepare|wait|prefill) .*, prefill [\d.]+ ms", message
+        r"worker-1 goes on with a text: (resend|prepare|wait|prefill) .*, prefill [\d.]+ ms", message
     )
 
 
