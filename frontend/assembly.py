@@ -72,13 +72,13 @@ def local(services: Services) -> Backend:
 
 def cluster(services: Services) -> Backend:
     """The boxes of a cluster. A process without a cluster does not import the client of the brokers."""
+    from frontend.cluster.engine import engine_of
     from frontend.cluster.gateway import Gateway
-    from frontend.cluster.pieces import CuttingEngine
 
-    gateway = Gateway(services.settings, services.catalog, services.drain)
-    engine = CuttingEngine(gateway.engine, services.settings, lambda: len(gateway.boxes.by_name))
+    recorder = services.recorder
+    gateway = Gateway(services.settings, services.catalog, recorder.carried_on, recorder.kept_ids)
     return Backend(
-        engine,
+        engine_of(gateway, services.settings, services.drain),
         gateway.models,
         gateway.begin,
         gateway.leave,

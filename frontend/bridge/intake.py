@@ -6,7 +6,8 @@
 3. The local engine runs the work, with its own rule of retries. The result leaves, and is kept until the gateway says
    that it has the result, at most `keep_results_s` and `keep_result_bytes`.
 4. Work of a gateway that has been silent for `gateway_silence_s` is cancelled, and its late items are dropped.
-5. The id of an item that its gateway dropped is remembered for `DROPPED_S`: a copy of the item may still arrive.
+5. A text leaves in pieces before its result (`texts`).
+6. The id of an item that its gateway dropped is remembered for `DROPPED_S`: a copy of the item may still arrive.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import msgspec
 
 from frontend.bridge.meter import Meter
 from frontend.bridge.results import EMPTY, Results
+from frontend.bridge.texts import Texts
 from frontend.cluster.broker import readable
 from frontend.cluster.transfers import TransferFailed, Transfers
 from frontend.engine.answer import shifted
@@ -47,6 +49,7 @@ from ipc.wire.cluster import (
     MOST_IDS,
     MOST_MESSAGE_NBYTES,
     RUN,
+    TEXT,
     VERSION,
     Ask,
     Carried,
@@ -59,6 +62,7 @@ from ipc.wire.cluster import (
     Offer,
     OtherVersion,
     Outcome,
+    Taken,
     encode,
     read_item,
     read_to_box,
@@ -133,6 +137,7 @@ class Intake:
         self.on_dead: Dead = lambda reason, data, item, error: None
         """An item, or bytes that are none, was given up."""
         self._results = Results(self._box, life)
+        self._texts = Texts(self._box, life, engine, send, most_inline, settings)
         self._send, self._most_inline, self._now_ns = send, most_inline, now_ns
         self._transfers, self._meter = transfers, meter
         self._cluster = settings.cluster
@@ -282,6 +287,9 @@ class Intake:
         except Exception:
             log.exception("item %s failed", item.work_item_id)
             result = self._results.failed(item, carried.attempt, PenstockError("internal error"))
+        if (pieces := self._texts.pieces_of(running.name)) and result.penstock is not None:
+            outcome = msgspec.structs.replace(result.penstock, pieces=pieces)
+            result = msgspec.structs.replace(result, penstock=outcome)
         self._meter.ended(item.model_id, item.operation, (time.monotonic_ns() - began_ns) / 1e9)
         self._finish(running, encode(result))
 
@@ -308,7 +316,11 @@ class Intake:
                 item, EMPTY, self._results.outcome(carried, "cpu", encode(EMPTY)), ""
             )
         _check(carried.kind, work)
-        with await self._engine.run(scope, work, payload or None) as answer:
+        if carried.kind == TEXT:
+            run = self._texts.run(running.name, running.router, scope, work, payload)
+        else:
+            run = self._engine.run(scope, work, payload or None)
+        with await run as answer:
             result, *views = answer.parts()
             trace = None if result.trace is None else shifted(result.trace, -arrived_ns)
             plain = msgspec.structs.replace(result, block=None, trace=trace)
@@ -387,6 +399,7 @@ class Intake:
             self._meter.inflight.inc(-1)
         if running is None:
             return
+        self._texts.forget(name)
         self._settle(running, ACK)
         self.kept_nbytes -= running.nbytes if running.result else 0
         self._transfers.withdraw(running.large)
@@ -399,6 +412,9 @@ class Intake:
         word = readable(read_to_box, data, self._seldom, "a word of a gateway was dropped")
         if word is None:
             self.counts["unreadable"] += 1
+            return
+        if isinstance(word, Taken):
+            self._texts.taken(word)
             return
         mine = [name for name in word.ids if name.startswith(f"{word.router}.")]
         if isinstance(word, Got):
@@ -428,6 +444,7 @@ class Intake:
     def _asked(self, router: str, names: list[str]) -> None:
         missing = []
         for name in names:
+            self._texts.say_again(name)
             if name in self._running:
                 self._claim(router, name, "")
             elif name in self._kept:
@@ -462,7 +479,9 @@ class Intake:
 
 def _check(kind: str, work: Work) -> None:
     """Raise `Unsupported` for what a bridge does not run."""
-    if kind != RUN:
+    if kind not in (RUN, TEXT):
         raise Unsupported(f"items of the kind {kind[:32]!a} are not known to this box")
-    if isinstance(work.call, GenerateCall) or work.parts or work.step is not None:
-        raise Unsupported("generated text, answers in parts and sequences do not run between hosts yet")
+    if isinstance(work.call, GenerateCall) != (kind == TEXT):
+        raise Unsupported(f"an item of the kind {kind!a} asks for work of another kind")
+    if work.parts or work.step is not None:
+        raise Unsupported("answers in parts and sequences do not run between hosts yet")

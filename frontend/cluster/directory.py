@@ -18,6 +18,7 @@ from frontend.cluster.boxes import Box, Boxes
 from frontend.cluster.broker import NO_BROKER
 from frontend.engine.boxes import BUNDLE, profile_of
 from frontend.engine.interface import STATE_ORDER, BoxView, Models, WorkerView, why_failed
+from frontend.engine.streams import homes
 from frontend.scope import ANY_BOX, Choice
 from ipc import deadline
 from ipc.catalog.entries import Catalog, ModelEntry
@@ -298,18 +299,49 @@ class ClusterModels(Models):
         Among these the first to be free by its own word and by what this gateway has sent there. A box of the machine
         profile that the request chooses goes before all others.
         """
-        pool = self.pool_of(choice)
         found: list[tuple[bool, bool, float, int, str, Box]] = []
+        for box, rows in self._open(model, tried, choice):
+            states = {state.state for state in rows.states[model].values()}
+            other = not choice.takes(self._profile(box, rows))
+            found.append((other, "loaded" not in states, box.wait_s, len(box.items), box.name, box))
+        return min(found)[5] if found else None
+
+    def _open(self, model: str, tried: Collection[str], choice: Choice) -> Iterator[tuple[Box, Rows]]:
+        """The open boxes with a model that a request may go to, outside of `tried`."""
+        pool = self.pool_of(choice)
         for box, rows in self._live():
             if not box.open or box.life in tried or box.pool != pool:
                 continue
-            if choice.bundle not in ("", rows.box.bundle):  # type: ignore[union-attr]
-                continue
-            states = {state.state for state in rows.states.get(model, {}).values()}
-            if states:
-                other = not choice.takes(self._profile(box, rows))
-                found.append((other, "loaded" not in states, box.wait_s, len(box.items), box.name, box))
-        return min(found)[5] if found else None
+            if choice.bundle in ("", rows.box.bundle) and rows.states.get(model):  # type: ignore[union-attr]
+                yield box, rows
+
+    def home(
+        self,
+        model: str,
+        tried: Collection[str],
+        choice: Choice,
+        beginning: str,
+        texts: Mapping[str, int],
+        identity: str = "",
+    ) -> Box | None:
+        """The open box for a text outside of `tried`: by the beginning of its prompt, as turns of a conversation share.
+
+        Only boxes count that have about the fewest `texts`, by life, and room for other work; the latter unless no box
+        has room. Only a box goes on with the text of a model with an `identity` that has the same one loaded.
+        """
+        found: list[tuple[bool, Box]] = []
+        for box, rows in self._open(model, tried, choice):
+            loaded = [state for state in rows.states[model].values() if state.state == "loaded"]
+            if any(identity in ("", state.identity) for state in loaded):
+                found.append((not choice.takes(self._profile(box, rows)), box))
+        if not found:
+            return None if identity else self.choose(model, tried, choice)
+        first = min(other for other, _ in found)
+        boxes = [box for other, box in found if other == first]
+        boxes = [box for box in boxes if box.room_s > 0] or boxes
+        fewest = min(texts.get(box.life, 0) for box in boxes)
+        near = {box.name: box for box in boxes if texts.get(box.life, 0) <= fewest + homes.STREAMS_APART}
+        return near[homes.home(list(near), model, beginning)]
 
     def workers(self) -> Sequence[WorkerView]:
         """Workers of live boxes, numbered through; a worker's name has its box before it."""

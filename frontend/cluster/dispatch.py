@@ -5,6 +5,8 @@
 3. The gateway asks a box that is silent about an item for `ask_after_s`, and every box after a reconnect, since a
    result that passes a dying broker is lost without a word. If a box says that it lacks an item, another box gets it.
 4. The first answer counts. Later ones are counted and dropped. Boxes whose answer nobody needs are told so.
+5. A text goes directly, and never to two boxes under one id: each box gets it under another. Once pieces of the text
+   have come, the loss of the box is the end of the item (`BoxLost`), and whoever reads the text has the rest written.
 
 An item that lost two boxes is not given to a third: the input may be what kills them.
 """
@@ -20,13 +22,19 @@ from typing import Protocol
 
 from frontend.cluster.boxes import Box, Boxes
 from frontend.scope import ANY_BOX, Choice
-from ipc.errors import Draining, PenstockError, QueueUnavailable, WorkerCrashed, from_code
+from ipc.errors import Draining, PenstockError, QueueUnavailable, WorkerCrashed, WorkerLost, from_code
 from ipc.metrics.cluster import Resent, Trouble
 from ipc.settings import Cluster
-from ipc.wire.cluster import MOST_IDS, VERSION, Ask, Claims, Drop, Got, ItemResult, Outcome, ToBox
+from ipc.wire.cluster import MOST_IDS, VERSION, Ask, Claims, Drop, Got, ItemResult, Offer, Outcome, ToBox
+from ipc.wire.messages import Work
 
 MOST_LOSSES = 2
 LOOK_AGAIN_NS = 200_000_000
+DIED: Resent = "box died"
+"""Why an item is sent again."""
+ASK_SOON_NS = 50_000_000
+GRACE_NS = 200_000_000
+"""A box tells of a passed deadline before the gateway gives up."""
 GOT_AFTER_S = 0.02
 """Boxes hear so much later that their answers have come, of all answers of that time at once."""
 OLD_NS = 200_000_000
@@ -35,6 +43,10 @@ BUSY = frozenset(
     ("DRAINING", "MODEL_LOADING", "MODEL_NOT_LOADED", "NO_REPLICA", "QUEUE_FULL", "SHM_EXHAUSTED")
 )
 """Errors of a box, not of an item: another box may do better."""
+
+
+class BoxLost(WorkerLost):
+    """A box that has told a part of a text is gone, or gave the rest back. `suspect`: the box died."""
 
 
 @dataclass(slots=True, eq=False)
@@ -46,6 +58,7 @@ class Held:
     refused it. `acks`: by life, the subject that returns the delivery of a claimed item to the queue. `heard_ns`: time
     of the last message about the item. `deaths` are boxes that died with the claimed item, in `deaths_alone` of them
     this gateway had no other item there. `stranded_ns`: since when no box takes the item, 0 while a box has it.
+    `is_text`: the item is a text, of which `pieces` have come in their order.
     """
 
     id: str
@@ -66,6 +79,28 @@ class Held:
     stranded_ns: int = 0
     refusal: PenstockError | None = None
     choice: Choice = ANY_BOX
+    is_text: bool = False
+    pieces: int = 0
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Sent(Held):
+    """An item with what its message is made of.
+
+    `work` is the plan as msgpack, of `work_nbytes`. With `large` neither `work` nor `payload` is in the message. Of a
+    text: the `beginning` of its prompt, and the `identity` of the model that has begun to write.
+    """
+
+    kind: str
+    plan: Work
+    work: bytes
+    work_nbytes: int
+    payload: bytes
+    others: list[str]
+    start_by_ns: int
+    large: Offer | None = None
+    beginning: str = ""
+    identity: str = ""
 
 
 class Sender(Protocol):
@@ -141,7 +176,7 @@ class Dispatch:
             lives |= {box.life for box in self._boxes if box.alive}
         for life in lives:
             self._forget(life, held)
-            self._drop(life, held.id)
+            self.drop(life, held.id)
 
     def _direct(self, held: Held) -> None:
         box = self._choose(held)
@@ -168,6 +203,12 @@ class Dispatch:
                 self._again(held, "pool")
 
     def _again(self, held: Held, reason: Resent) -> None:
+        if held.is_text and held.attempt:
+            if held.pieces:
+                lost = f"the box of this text is lost: {reason}"
+                self._fail(held, BoxLost(lost, suspect=reason == DIED, retry_after_s=1))
+                return
+            self._rename(held)
         self.counts["resent", reason] += 1
         held.claimed.clear()
         try:
@@ -177,6 +218,13 @@ class Dispatch:
             held.heard_ns = 0
         except PenstockError as error:
             self._wait_or_fail(held, error)
+
+    def _rename(self, held: Held) -> None:
+        """What the boxes before still say about the item is about none."""
+        del self.items[held.id]
+        router, number, *_ = held.id.split(".")
+        held.id = f"{router}.{number}.{held.attempt}"
+        self.items[held.id] = held
 
     def _wait_or_fail(self, held: Held, error: PenstockError) -> None:
         """No box takes the item: wait for a box that may begin. Fail after `wait_s`, or at once after a refusal."""
@@ -201,7 +249,7 @@ class Dispatch:
         for item, ack in zip(claims.ids, claims.acks, strict=True):
             held = self.items.get(item)
             if held is None:
-                self._drop(claims.life, item)
+                self.drop(claims.life, item)
                 continue
             self.counts["claims", ""] += 1
             held.boxes.add(claims.life)
@@ -218,6 +266,10 @@ class Dispatch:
             self.counts["dropped", "unknown box"] += 1
             return
         held = self.items.get(result.work_item_id)
+        if held is not None and outcome.pieces > held.pieces and not held.future.done():
+            # Pieces of the text were lost on the way. The box sends them again, and this answer behind them.
+            self.ask_soon(held)
+            return
         if outcome.large is None or held is None or held.future.done():
             # Bytes beside the answer are still to come from the box that keeps them.
             self.got(outcome.life, result.work_item_id)
@@ -262,6 +314,15 @@ class Dispatch:
         else:
             self._again(held, "transfer")
 
+    def has_other(self, held: Held) -> bool:
+        """Whether a box outside of those that have the item would take the item."""
+        box = self._choose(held)
+        return box is not None and box.life not in held.boxes
+
+    def ask_soon(self, held: Held) -> None:
+        """Something of the box did not come: ask the box a moment later, unless a lost piece comes before."""
+        held.heard_ns = min(held.heard_ns, self._now_ns() - self._ask_ns + ASK_SOON_NS)
+
     def missing(self, life: str, items: Iterable[str]) -> None:
         """A box was asked and does not have these items."""
         for item in items:
@@ -301,9 +362,9 @@ class Dispatch:
                 self._fail(held, WorkerCrashed("two boxes died while they had this request"))
             elif ack and self._given_back(ack):
                 held.heard_ns = self._now_ns()
-                self.counts["resent", "box died"] += 1
+                self.counts["resent", DIED] += 1
             else:
-                self._again(held, "box died")
+                self._again(held, DIED)
 
     def _given_back(self, ack: str) -> bool:
         try:
@@ -362,7 +423,7 @@ class Dispatch:
         if box.room_s > 0:
             self._again(held, "old")
 
-    def _tell(self, life: str, word: type[ToBox], items: list[str]) -> None:
+    def _tell(self, life: str, word: type[Ask | Drop | Got], items: list[str]) -> None:
         box = self._boxes.by_life.get(life)
         if box is None or not box.alive:
             return
@@ -372,8 +433,8 @@ class Dispatch:
         except QueueUnavailable:
             return
 
-    def _drop(self, life: str, item: str) -> None:
-        """Note the id of an item for a life: the notes of one turn of the event loop leave in one message."""
+    def drop(self, life: str, item: str) -> None:
+        """Tell a life that nobody waits for an item. The words of one turn of the event loop leave in one message."""
         if not self._dropped:
             asyncio.get_running_loop().call_soon(self._say_dropped)
         self._dropped.setdefault(life, []).append(item)

@@ -1,11 +1,10 @@
-"""The engine of a gateway: plans become items, items go to boxes, results become answers.
+"""A gateway: items go to boxes, boxes tell their models, all over one connection to the brokers.
 
 1. `begin` connects to the brokers and follows beats, rows and the inbox. Nothing waits for a broker or a box.
-2. `run` makes an item of the planned work and holds it (`dispatch`) until its answer is there or its deadline passed.
+2. `item` makes an item of planned work, and `post` has `dispatch` hold the item until its answer is there.
 3. Each `TICK_S` silent boxes are ended and silent items asked for; each `beat_s` the gateway says that it lives.
 
-A request is one item; a large one has been cut before (`pieces`). Generated text, answers in parts and sequences need a
-home, which this engine does not give yet: they are refused.
+The engine over a gateway is `frontend.cluster.engine`.
 """
 
 from __future__ import annotations
@@ -15,32 +14,26 @@ import itertools
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Collection, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
 
 from nats.aio.msg import Msg
 
 from frontend.cluster.boxes import Box, Boxes
 from frontend.cluster.broker import Broker, lasting, readable
 from frontend.cluster.directory import ClusterModels
-from frontend.cluster.dispatch import MOST_LOSSES, Dispatch, Held
+from frontend.cluster.dispatch import MOST_LOSSES, Dispatch, Held, Sent
 from frontend.cluster.queue import Queues
 from frontend.cluster.state import GatewayState
-from frontend.cluster.transfers import TransferFailed, Transfers
-from frontend.engine.answer import Answer, AnswerStream, shifted
-from frontend.engine.events import Generation, Pace, Past
-from frontend.engine.interface import Engine, NoBlocks, Payload, bytes_of
-from frontend.scope import ANY_BOX, Choice, RequestScope
-from frontend.server.drain import Drain
+from frontend.cluster.texts import Texts
+from frontend.cluster.transfers import Transfers
+from frontend.scope import ANY_BOX, Choice
 from ipc import deadline
 from ipc.catalog.entries import Catalog
-from ipc.errors import DeadlineExceeded, InvalidInput, NoReplica, Unsupported, WorkerCrashed
+from ipc.errors import InvalidInput
 from ipc.logs import Seldom
 from ipc.settings import Settings
 from ipc.wire.cluster import (
     ENSURE,
-    MOST_NBYTES,
     RUN,
     VERSION,
     BoxBeat,
@@ -48,55 +41,40 @@ from ipc.wire.cluster import (
     Claims,
     GatewayBeat,
     Item,
-    ItemResult,
-    Offer,
-    Outcome,
     ToBox,
     encode,
-    read_answer,
     read_beat,
     read_from_box,
     read_health,
     read_result,
 )
 from ipc.wire.cluster_names import Names, inbox, results
-from ipc.wire.messages import EncodeCall, Work
+from ipc.wire.messages import Work
 
 log = logging.getLogger(__name__)
 
 TICK_S = 0.05
 MOST_TIMES = 50_000
 """Times that wait for the metrics, which are written twice a second."""
-GRACE_S = 0.2
-"""A box tells of a passed deadline before the gateway gives up."""
 SLACK_NBYTES = 2048
 """Room for the fields of an item around its work."""
 _UNSAYABLE = (OverflowError, RecursionError, TypeError, ValueError)
-NO_HOME = "is not built yet for a cluster of several hosts; ask a box for it directly"
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class _Sent(Held):
-    """An item with what its message is made of.
-
-    `work` is the plan as msgpack, of `work_nbytes`. With `large` neither `work` nor `payload` is in the message.
-    """
-
-    kind: str
-    plan: Work
-    work: bytes
-    work_nbytes: int
-    payload: bytes
-    others: list[str]
-    start_by_ns: int
-    large: Offer | None = None
 
 
 class Gateway:
-    """Engine and directory of one gateway process, and its connection."""
+    """Items and directory of one gateway process, and its connection."""
 
-    def __init__(self, settings: Settings, catalog: Catalog, drain: Drain) -> None:
-        """Raises `ConfigError` for files of `settings.cluster` that cannot be read."""
+    def __init__(
+        self,
+        settings: Settings,
+        catalog: Catalog,
+        on_carried: Callable[[str], None] = lambda outcome: None,
+        on_kept: Callable[[int], None] = lambda change: None,
+    ) -> None:
+        """`on_carried` and `on_kept` as those of `Client`, for texts of boxes.
+
+        Raises `ConfigError` for files of `settings.cluster` that cannot be read.
+        """
         cluster = settings.cluster
         self.router, self.names = secrets.token_hex(12), Names(cluster.name)
         self._beat_s = cluster.beat_s
@@ -110,18 +88,18 @@ class Gateway:
             self.router,
             self.boxes,
             self,
-            lambda held: self.models.choose(held.model, held.tried, held.choice),
+            self._choose,
             lambda held: self.models.why_unavailable(held.model, held.choice),
             settings.limits.restart_wait_s,
         )
-        self.engine = ClusterEngine(self, drain)
-        self.models.ensure = self.engine.ensure
+        self.texts = Texts(self, settings.generation, on_carried, on_kept)
+        self._numbers = itertools.count(1)
         self._state = GatewayState(settings, self.broker, self.names, self.models, self.router)
         self.pools, self.configs, self.poison = self._state.pools, self._state.configs, self._state.poison
         self.broker.listen(inbox(self.router), self._answered)
         self.broker.listen(self.names.box_beat("*"), self._beat)
         self.broker.listen(self.names.box_health("*"), self._health)
-        self.broker.on_up.append(self.dispatch.resume)
+        self.broker.on_up += [self.texts.resume, self.dispatch.resume]
         self.queues = Queues(self.broker, self.names, cluster)
         self.queues.on_trouble = self.dispatch.leave_queue
         self.pools.on_removed, self.pools.on_left = self.dispatch.leave_pool, self._pool_left
@@ -184,6 +162,7 @@ class Gateway:
                 self.boxes.tick()
                 self.queues.tick()
                 self.dispatch.tick()
+            self.texts.tick()
             await asyncio.sleep(TICK_S)
 
     async def _live(self) -> None:
@@ -216,6 +195,8 @@ class Gateway:
                 self.dispatch.claims(word)
             elif word is not None:
                 self.dispatch.missing(word.life, word.ids)
+        elif kind == "texts":
+            self._unreadable += not self.texts.hear(message.data)
         elif kind.startswith("queued."):
             _, _, place = kind.partition(".")
             pool, _, item = place.partition(".")
@@ -227,7 +208,7 @@ class Gateway:
             life, _, item = place.partition(".")
             self.dispatch.gone(life, item)
 
-    def _item(self, sent: _Sent) -> bytes:
+    def _item(self, sent: Sent) -> bytes:
         plan = sent.plan
         carried = Carried(
             VERSION,
@@ -257,22 +238,88 @@ class Gateway:
             )
         )
 
-    async def offer(self, sent: _Sent) -> None:
+    def _choose(self, held: Held) -> Box | None:
+        """The best open box for an item outside of the lives that it tried."""
+        if not held.is_text:
+            return self.models.choose(held.model, held.tried, held.choice)
+        assert isinstance(held, Sent)
+        texts = self.texts.at_boxes
+        return self.models.home(held.model, held.tried, held.choice, held.beginning, texts, held.identity)
+
+    def item(
+        self,
+        kind: str,
+        work: Work,
+        payload: bytes,
+        deadline_ns: int,
+        start_by_ns: int,
+        others: Collection[str] = (),
+        choice: Choice = ANY_BOX,
+    ) -> Sent:
+        """A new item. Raises `InvalidInput` for work with a value that no message can hold.
+
+        Raises `InputRefused` for poison.
+        """
+        try:
+            encoded = encode(work)
+            if kind != ENSURE and self.poison:
+                self.poison.check(work.model, work.call, payload if kind == RUN else b"")
+        except _UNSAYABLE as error:
+            raise InvalidInput(f"the request has a value that no message can hold: {error}") from error
+        return Sent(
+            f"{self.router}.{next(self._numbers)}",
+            work.model,
+            deadline_ns,
+            asyncio.get_running_loop().create_future(),
+            kind=kind,
+            plan=work,
+            work=encoded,
+            work_nbytes=len(encoded),
+            payload=payload,
+            others=list(others),
+            start_by_ns=start_by_ns,
+            choice=choice,
+        )
+
+    async def offer(self, sent: Sent) -> None:
         """Keep the inputs of an item that are too large for a message; any box that has the item may get them."""
         if len(sent.work) + len(sent.payload) + SLACK_NBYTES > self.broker.inline_nbytes:
             self.offloads += 1
             sent.large = await self.transfers.offer([sent.work, sent.payload], "")
             sent.work = sent.payload = b""
 
+    async def post(self, sent: Sent) -> None:
+        """Give an item to `dispatch`, once a broker is there. Raises as `Dispatch.begin` does."""
+        await self.offer(sent)
+        if not self.broker.up:
+            await self.broker.found()
+        self.dispatch.begin(sent)
+
+    def close(self, sent: Sent) -> None:
+        """Nobody waits for an item any more. Safe to call twice."""
+        self.dispatch.end(sent)
+        self.transfers.withdraw(sent.large)
+
+    def judge(self, sent: Sent, payload: bytes = b"") -> None:
+        """Note the input of an item on which boxes have died, if they have.
+
+        An input that was alone at two boxes when they died is poison; one of several is a suspect, which boxes run
+        alone.
+        """
+        if sent.deaths_alone >= MOST_LOSSES:
+            self.poison.add(sent.model, sent.plan.call, payload)
+        elif sent.deaths:
+            self.poison.suspect(sent.model, sent.plan.call, payload, alone=False)
+
     def to_box(self, held: Held, box: Box) -> None:
         """Send an item to a box; see `Sender`."""
-        assert isinstance(held, _Sent)
+        assert isinstance(held, Sent)
         reply = f"{inbox(self.router)[:-1]}sent.{box.life}.{held.id}"
         self.broker.send(self.names.box_work(box.name, box.life), self._item(held), reply)
 
     def to_queue(self, held: Held) -> bool:
         """Publish an item in the queue, unless the queue has trouble or no box would take the item; see `Sender`."""
-        assert isinstance(held, _Sent)
+        assert isinstance(held, Sent)
         if held.kind != RUN or self.models.choose(held.model, (), held.choice) is None:
             return False
         bundle, pool = self.models.queue_of(held.model, held.choice), self.models.pool_of(held.choice)
@@ -292,149 +339,6 @@ class Gateway:
     def give_back(self, ack: str) -> None:
         """Return a delivery; see `Sender`."""
         self.broker.send(ack, b"-NAK")
-
-
-class ClusterEngine(Engine):
-    """Runs work on the boxes."""
-
-    def __init__(self, gateway: Gateway, drain: Drain) -> None:
-        self._gateway, self._drain, self.blocks = gateway, drain, NoBlocks()
-        self._numbers = itertools.count(1)
-
-    async def _call(
-        self,
-        kind: str,
-        work: Work,
-        payload: bytes,
-        deadline_ns: int,
-        start_by_ns: int,
-        others: Collection[str] = (),
-        choice: Choice = ANY_BOX,
-    ) -> tuple[ItemResult, Outcome, memoryview | None]:
-        """The answer to an item, and the bytes that its outcome offers.
-
-        Raises the error of the box, `DeadlineExceeded` soon after the deadline, and `InputRefused` for poison. An input
-        that was alone at two boxes when they died is poison; one of several is a suspect, which boxes run alone.
-
-        Raises `InvalidInput` for work with a value that no message can hold.
-        """
-        gateway = self._gateway
-        try:
-            encoded = encode(work)
-            if kind == RUN and gateway.poison:
-                gateway.poison.check(work.model, work.call, payload)
-        except _UNSAYABLE as error:
-            raise InvalidInput(f"the request has a value that no message can hold: {error}") from error
-        sent = _Sent(
-            f"{gateway.router}.{next(self._numbers)}",
-            work.model,
-            deadline_ns,
-            asyncio.get_running_loop().create_future(),
-            kind=kind,
-            plan=work,
-            work=encoded,
-            work_nbytes=len(encoded),
-            payload=payload,
-            others=list(others),
-            start_by_ns=start_by_ns,
-            choice=choice,
-        )
-        try:
-            async with asyncio.timeout(deadline.remaining_s(deadline_ns) + GRACE_S):
-                await gateway.offer(sent)
-                if not gateway.broker.up:
-                    await gateway.broker.found()
-                gateway.dispatch.begin(sent)
-                while True:
-                    result, outcome = await sent.future
-                    if outcome.large is None:
-                        return result, outcome, None
-                    whole = await self._got(sent, outcome, outcome.large)
-                    if whole is not None:
-                        return result, outcome, whole
-        except WorkerCrashed:
-            self._judge(sent, payload)
-            raise
-        except TimeoutError:
-            raise DeadlineExceeded("the deadline passed before a box answered", retry_after_s=1) from None
-        finally:
-            gateway.dispatch.end(sent)
-            gateway.transfers.withdraw(sent.large)
-
-    def _judge(self, sent: _Sent, payload: bytes) -> None:
-        """Note an input on which boxes have died, if they have."""
-        poison, call = self._gateway.poison, sent.plan.call
-        if sent.deaths_alone >= MOST_LOSSES:
-            poison.add(sent.model, call, payload)
-        elif sent.deaths:
-            poison.suspect(sent.model, call, payload, alone=False)
-
-    async def _got(self, sent: _Sent, outcome: Outcome, large: Offer) -> memoryview | None:
-        """The bytes that an outcome offers; None if the item has to run again, since they did not come."""
-        gateway = self._gateway
-        try:
-            began_ns = time.monotonic_ns()
-            whole = await gateway.transfers.get(large, outcome.life, MOST_NBYTES, gateway.boxes.is_alive)
-            gateway.took("transfers", "", (time.monotonic_ns() - began_ns) / 1e9)
-        except TransferFailed as error:
-            log.warning("the answer to an item did not come: %s", error.message)
-            gateway.dispatch.retake(
-                sent, NoReplica(f"the answer did not come: {error.message}", retry_after_s=1)
-            )
-            return None
-        except asyncio.CancelledError:
-            gateway.dispatch.got(outcome.life, sent.id, large=True)
-            raise
-        gateway.dispatch.got(outcome.life, sent.id, large=True)
-        return whole
-
-    async def run(self, scope: RequestScope, work: Work, payload: Payload = None) -> Answer:
-        """Run planned work on a box; see `Engine.run`. The answer lies in private memory."""
-        if work.step is not None:
-            raise Unsupported(f"a sequence {NO_HOME}")
-        raw = bytes(bytes_of(payload))
-        began_ns = time.monotonic_ns()
-        result, outcome, whole = await self._call(
-            RUN, work, raw, scope.deadline_ns, scope.waits_until_ns, choice=scope.choice
-        )
-        at, end = outcome.result_nbytes, outcome.result_nbytes + outcome.data_nbytes
-        if whole is None:
-            found, data, loose = (memoryview(part) for part in (outcome.result, outcome.data, outcome.loose))
-        else:
-            found, data, loose = whole[:at], whole[at:end], whole[end:]
-        answer = Answer(read_answer(found), data, loose, worker=result.worker_id, uuid=outcome.uuid)
-        self._gateway.took("result_wait", operation_of(work), (time.monotonic_ns() - began_ns) / 1e9)
-        answer.tensors()  # Raises for an answer whose table of tensors and bytes disagree.
-        trace = answer.trace
-        if trace is not None and scope.span is not None:
-            trace = shifted(trace, began_ns - scope.span.began_ns)
-        scope.ran(answer.worker, answer.timing, trace)
-        return answer
-
-    async def ensure(self, model: str, deadline_ns: int, others: Collection[str], choice: Choice) -> None:
-        """Have a box load a model, or one of `others`. Raises why the model cannot be had, or not in time."""
-        plan = Work(model, EncodeCall([], []), 0, 0, "")
-        await self._call(ENSURE, plan, b"", deadline_ns, deadline_ns, others, choice)
-
-    @asynccontextmanager
-    async def stream(
-        self, scope: RequestScope, work: Work, payload: Payload = None
-    ) -> AsyncIterator[AnswerStream]:
-        """Refused; see the module. Raises `Unsupported`."""
-        raise Unsupported(f"an answer in parts {NO_HOME}")
-        yield
-
-    @asynccontextmanager
-    async def generate(
-        self, scope: RequestScope, work: Work, pace: Pace, past: Past | None = None
-    ) -> AsyncIterator[Generation]:
-        """Refused; see the module. Raises `Unsupported`."""
-        raise Unsupported(f"generated text {NO_HOME}")
-        yield
-
-    def ready(self) -> tuple[bool, str]:
-        """Whether this process accepts requests: it waits neither for boxes nor for brokers."""
-        return (False, "draining") if self._drain.draining else (True, "ok")
 
 
 def operation_of(work: Work) -> str:

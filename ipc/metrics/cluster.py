@@ -100,7 +100,12 @@ GATEWAY = (
         "transfers", "penstock_cluster_transfer_seconds", "Time of one transfer to here.", "", LATENCY_BUCKETS
     ),
     counter("lane", "penstock_cluster_lane", "Items by how they went to a box.", "lane"),
-    counter("resent", "penstock_cluster_resent", "Items that were sent again, by why.", "reason"),
+    counter(
+        "resent",
+        "penstock_cluster_resent",
+        "Items that were sent again, and pieces of text that were asked for again, by why.",
+        "reason",
+    ),
     counter("duplicates", "penstock_cluster_duplicate_results", "Answers that came a second time."),
     counter("claims", "penstock_cluster_claims", "Items that boxes said to have."),
     counter("dropped", "penstock_cluster_dropped", "Messages of boxes that were dropped, by why.", "reason"),
@@ -144,7 +149,7 @@ GATEWAY_REJECTIONS = ("queue_full", "no_broker", "deadline", "loading")
 Trouble = Literal["lost", "no stream", "refused", "unconfirmed"]
 """Why a gateway leaves the queue alone for a while."""
 Resent = Literal[
-    Trouble, "missing", "busy", "nobody", "silence", "reconnect", "box died", "pool", "old", "transfer"
+    Trouble, "missing", "busy", "nobody", "silence", "reconnect", "box died", "pool", "old", "transfer", "gap"
 ]
 """Why an item is sent again."""
 RESENT: tuple[Resent, ...] = get_args(Resent)

@@ -24,8 +24,8 @@ from ipc.wire.messages import ModelStatus, Result, Work
 from ipc.wire.stats import Stats
 
 VERSION = 1
-RUN, ENSURE = "run", "ensure"
-"""Kinds of items: run the work; have the model of the work loaded."""
+RUN, ENSURE, TEXT = "run", "ensure", "text"
+"""Kinds of items: run the work; have the model of the work loaded; write text, told in pieces before the result."""
 MOST_MESSAGE_NBYTES = 8 << 20
 """Messages above this are not looked at; brokers bound them, too."""
 MOST_NBYTES = 1 << 30
@@ -37,6 +37,7 @@ MOST_IDS = 4096
 
 Millis = Annotated[int, msgspec.Meta(ge=0, le=86_400_000)]
 Ids = Annotated[list[str], msgspec.Meta(max_length=MOST_IDS)]
+Counts = Annotated[list[Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]], msgspec.Meta(max_length=MOST_IDS)]
 T = TypeVar("T")
 
 
@@ -64,8 +65,8 @@ class Carried(msgspec.Struct, frozen=True):
     """Our own part of an item.
 
     `work` is the planned work as msgpack, without deadlines, and `payload` its raw tensors. With `large` both are
-    empty: the bytes there are the work, of `work_nbytes`, and behind the work the payload. `kind` is `RUN` or `ENSURE`;
-    `others` are models of which one will do for `ENSURE`.
+    empty: the bytes there are the work, of `work_nbytes`, and behind the work the payload. `kind` is `RUN`, `ENSURE` or
+    `TEXT`, whose payload is a `Before`; `others` are models of which one will do for `ENSURE`.
     """
 
     v: int
@@ -115,7 +116,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
     `result` is the answer as msgpack, without a block. Its tensors lie in `data`, its loose tensors in `loose`. With
     `large` all three are empty: the bytes there are the result, of `result_nbytes`, the data, of `data_nbytes`, and the
-    loose ones. Of an error there are `retry_after_s` and `detail` instead.
+    loose ones. Of an error there are `retry_after_s` and `detail` instead. `pieces`: of text, told before.
     """
 
     v: int
@@ -131,6 +132,7 @@ class Outcome(msgspec.Struct, frozen=True):
     large: Offer | None = None
     retry_after_s: float | None = None
     detail: dict[str, Any] = {}
+    pieces: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
 class ItemResult(msgspec.Struct, frozen=True):
@@ -153,13 +155,13 @@ class ItemResult(msgspec.Struct, frozen=True):
     penstock: Outcome | None = None
 
 
-class _Message(msgspec.Struct, array_like=True, frozen=True):
+class Message(msgspec.Struct, array_like=True, frozen=True):
     """Base of the messages that only our own programs send."""
 
     v: int
 
 
-class Claims(_Message, frozen=True, tag="claims"):
+class Claims(Message, frozen=True, tag="claims"):
     """The box has these items. `acks`: for each the subject that returns its delivery, empty without a queue."""
 
     box: str
@@ -168,7 +170,7 @@ class Claims(_Message, frozen=True, tag="claims"):
     acks: Ids
 
 
-class Missing(_Message, frozen=True, tag="missing"):
+class Missing(Message, frozen=True, tag="missing"):
     """The box was asked for these items and does not have them."""
 
     box: str
@@ -179,31 +181,46 @@ class Missing(_Message, frozen=True, tag="missing"):
 FromBox = Claims | Missing
 
 
-class Got(_Message, frozen=True, tag="got"):
+class Got(Message, frozen=True, tag="got"):
     """The gateway has the answers to these items: the box may forget them."""
 
     router: str
     ids: Ids
 
 
-class Drop(_Message, frozen=True, tag="drop"):
+class Drop(Message, frozen=True, tag="drop"):
     """Nobody waits for these items any more; also for items that have yet to come to the box."""
 
     router: str
     ids: Ids
 
 
-class Ask(_Message, frozen=True, tag="ask"):
-    """What has become of these items? Their results are sent again, running ones are claimed, others are missing."""
+class Ask(Message, frozen=True, tag="ask"):
+    """What has become of these items? Their results are sent again, running ones are claimed, others are missing.
+
+    Pieces of text that the gateway does not have by its last `Taken` are sent again as well.
+    """
 
     router: str
     ids: Ids
 
 
-ToBox = Got | Drop | Ask
+class Taken(Message, frozen=True, tag="taken"):
+    """Of each of these texts the gateway has all pieces up to a number, and its client has taken so many bytes so far.
+
+    Bytes count as `ipc.wire.streams.nbytes_of` does. Sums make a word that is lost harmless.
+    """
+
+    router: str
+    ids: Ids
+    numbers: Counts
+    nbytes: Counts
 
 
-class Want(_Message, frozen=True, tag="want"):
+ToBox = Got | Drop | Ask | Taken
+
+
+class Want(Message, frozen=True, tag="want"):
     """`peer` asks for `nbytes` of an offer, from `offset`. They come under `number`."""
 
     secret: str
@@ -213,7 +230,7 @@ class Want(_Message, frozen=True, tag="want"):
     nbytes: Annotated[int, msgspec.Meta(ge=1, le=MOST_CHUNK_NBYTES)]
 
 
-class BoxBeat(_Message, frozen=True, tag="box"):
+class BoxBeat(Message, frozen=True, tag="box"):
     """A box lives, in the life `life`. `room_s`, `wait_s`: of its workers together, as `Credits` have them."""
 
     box: str
@@ -225,7 +242,7 @@ class BoxBeat(_Message, frozen=True, tag="box"):
     wait_s: float
 
 
-class GatewayBeat(_Message, frozen=True, tag="gateway"):
+class GatewayBeat(Message, frozen=True, tag="gateway"):
     """A gateway lives. `address` (HOST:PORT) is that of its large bytes, empty without one."""
 
     router: str
@@ -233,7 +250,7 @@ class GatewayBeat(_Message, frozen=True, tag="gateway"):
     address: str = ""
 
 
-class BoxHealth(_Message, frozen=True, tag="health"):
+class BoxHealth(Message, frozen=True, tag="health"):
     """The figures of a box, by the names of its workers, without batches. `address` as in `GatewayBeat`."""
 
     box: str
@@ -254,7 +271,7 @@ class WorkerRow(msgspec.Struct, array_like=True, frozen=True):
     threads: int
 
 
-class BoxRow(_Message, frozen=True, tag="box_row"):
+class BoxRow(Message, frozen=True, tag="box_row"):
     """A box in the bucket of models: its workers and the ids of its models, whose rows have keys of their own.
 
     `pool` is that of its settings; `profile` is its machine profile, in lower case, empty where the settings name none.
@@ -272,7 +289,7 @@ class BoxRow(_Message, frozen=True, tag="box_row"):
     configs: BoxConfigs | None = None
 
 
-class ModelRow(_Message, frozen=True, tag="model_row"):
+class ModelRow(Message, frozen=True, tag="model_row"):
     """A model of a box: its entry, one of the two, and by the names of workers the states of all of its variants.
 
     `chosen`: for a model of a repository, the versions that its files choose. `configured`: the box has the model by a
@@ -290,7 +307,7 @@ class ModelRow(_Message, frozen=True, tag="model_row"):
 Row = BoxRow | ModelRow
 
 
-class JudgedInput(_Message, frozen=True, tag="judged"):
+class JudgedInput(Message, frozen=True, tag="judged"):
     """An input on which workers or boxes died, under a digest of the input; the words of `frontend.engine.poison`."""
 
     verdict: Literal["suspect", "accused", "poison"]
@@ -327,7 +344,8 @@ def _read(
         raise ProtocolError(f"undecodable {what}: {error}") from error
 
 
-def _read_message(decoder: msgspec.msgpack.Decoder[T], data: bytes, what: str) -> T:
+def read_message(decoder: msgspec.msgpack.Decoder[T], data: bytes, what: str) -> T:
+    """A message that only our own programs send. Raises `ProtocolError`, also for another version."""
     message = _read(decoder, data, what)
     if message.v != VERSION:  # type: ignore[attr-defined]
         raise ProtocolError(f"{what} of version {message.v}, expected {VERSION}")  # type: ignore[attr-defined]
@@ -392,7 +410,7 @@ def read_answer(data: bytes | memoryview) -> Result:
 
 def read_from_box(data: bytes) -> FromBox:
     """A word of a box. Raises `ProtocolError`, also for a claim whose subject is none of a queue's deliveries."""
-    word = _read_message(_from_box, data, "word of a box")
+    word = read_message(_from_box, data, "word of a box")
     if isinstance(word, Claims) and len(word.ids) != len(word.acks):
         raise ProtocolError(f"{len(word.ids)} claims with {len(word.acks)} subjects")
     if isinstance(word, Claims) and not all(ack == "" or _ACK.fullmatch(ack) for ack in word.acks):
@@ -402,17 +420,22 @@ def read_from_box(data: bytes) -> FromBox:
 
 def read_to_box(data: bytes) -> ToBox:
     """A word of a gateway. Raises `ProtocolError`."""
-    return _read_message(_to_box, data, "word of a gateway")
+    word = read_message(_to_box, data, "word of a gateway")
+    if isinstance(word, Taken) and not len(word.ids) == len(word.numbers) == len(word.nbytes):
+        raise ProtocolError(
+            f"{len(word.ids)} texts with {len(word.numbers)} numbers and {len(word.nbytes)} sums"
+        )
+    return word
 
 
 def read_want(data: bytes) -> Want:
     """A word that asks for a chunk. Raises `ProtocolError`."""
-    return _read_message(_want, data, "word about large bytes")
+    return read_message(_want, data, "word about large bytes")
 
 
 def read_beat(data: bytes) -> BoxBeat | GatewayBeat:
     """A sign of life. Raises `ProtocolError`, also for a name that cannot be one."""
-    beat = _read_message(_beat, data, "sign of life")
+    beat = read_message(_beat, data, "sign of life")
     names = (beat.box, beat.life) if isinstance(beat, BoxBeat) else (beat.router,)
     if not all(map(is_id, names)):
         raise ProtocolError("a sign of life of a name that cannot be one")
@@ -421,14 +444,14 @@ def read_beat(data: bytes) -> BoxBeat | GatewayBeat:
 
 def read_health(data: bytes) -> BoxHealth:
     """The figures of a box. Raises `ProtocolError`."""
-    return _read_message(_health, data, "figures of a box")
+    return read_message(_health, data, "figures of a box")
 
 
 def read_row(data: bytes) -> Row:
     """A row of the bucket of models. Raises `ProtocolError`."""
-    return _read_message(_row, data, "row")
+    return read_message(_row, data, "row")
 
 
 def read_judged(data: bytes) -> JudgedInput:
     """A verdict in the bucket of inputs. Raises `ProtocolError`."""
-    return _read_message(_judged, data, "verdict")
+    return read_message(_judged, data, "verdict")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from frontend.engine.local import routing
+from frontend.engine.streams import homes
 from ipc.wire.messages import GenerateCall
 from tests.harness.server import FAKE_CATALOG, Server
 from tests.tiny import chat_models
@@ -32,7 +32,7 @@ def prompts_of(slot: int, count: int, slots: int = 2) -> list[str]:
 
     def home(prompt: str) -> int:
         call = GenerateCall(messages=[{"role": "user", "content": prompt}])
-        return routing.home(range(slots), MODEL, routing.beginning_of(call))
+        return homes.home(range(slots), MODEL, homes.beginning_of(call))
 
     return [
         prompt for prompt in map("question {}".format, range(20 * slots * count)) if home(prompt) == slot

@@ -32,8 +32,9 @@ import zmq
 from frontend.engine.interface import Payload, bytes_of
 from frontend.engine.local import dealer
 from frontend.engine.local.catalog import ToldCatalog
-from frontend.engine.local.delivery import Delivery, Streams
+from frontend.engine.local.delivery import Streams
 from frontend.engine.local.outstanding import Outstanding, Sent
+from frontend.engine.streams.incoming import Delivery
 from ipc.errors import DeadlineExceeded, ProtocolError, WorkerLost, from_code
 from ipc.memory.arena import ArenaView
 from ipc.memory.input_arena import InputBlock

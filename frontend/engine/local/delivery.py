@@ -13,109 +13,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-from frontend.engine.answer import Answer
-from ipc.memory.arena import ArenaView
+from frontend.engine.streams.incoming import TEXT_KINDS, Delivery, TextTaker
 from ipc.wire.codec import ToWorker
-from ipc.wire.messages import BlockRef, Result
-from ipc.wire.streams import REASONING, TEXT, Deltas, DeltasTaken, Part, PartsConsumed
-
-TEXT_KINDS = frozenset((TEXT, REASONING))
-"""Kinds of entries that are a piece of text."""
-
-
-class Sender(Protocol):
-    """The worker that sent a result, as the channel of the worker knows the worker."""
-
-    worker: str
-    uuid: str
-
-    def release(self, result: Result, arena: ArenaView) -> None:
-        """End the lease of a result."""
-
-
-@dataclass(slots=True, frozen=True)
-class ArenaLease:
-    """The lease of a result in a worker's arena."""
-
-    sender: Sender
-    result: Result
-    arena: ArenaView
-    block: BlockRef
-
-    def check(self) -> None:
-        """Raise `LeaseRevoked` when the block was taken back."""
-        self.arena.check(self.block.offset, self.block.generation)
-
-    def release(self) -> None:
-        """Tell the worker that no reader of the block is left."""
-        self.sender.release(self.result, self.arena)
-
-
-@dataclass(slots=True)
-class Delivery:
-    """A result with the bytes that its tensors lie in: an arena to lease from, an inline frame, or a private copy.
-
-    `kept` stands in the place of a block whose lease has ended already.
-    """
-
-    result: Result
-    arena: ArenaView | None
-    inline: bytes
-    kept: bytes | None = None
-
-    def answer(self, sender: Sender) -> Answer:
-        """The result and its bytes as an `Answer`. Raises `LeaseRevoked` when the block was taken back already."""
-        inline, block, arena = memoryview(self.inline), self.result.block, self.arena
-        if block is None or arena is None:
-            data = inline if self.kept is None else memoryview(self.kept)
-            return Answer(self.result, data, inline, worker=sender.worker, uuid=sender.uuid)
-        data = arena.data(block.offset, block.nbytes, block.generation)
-        lease = ArenaLease(sender, self.result, arena, block)
-        return Answer(self.result, data, inline, lease=lease, worker=sender.worker, uuid=sender.uuid)
-
-
-class TextTaker(Protocol):
-    """The reading end of a stream of text."""
-
-    def take_text(self, kind: int, choice: int, text: str, tokens: int, ids: bytes, now_ns: int) -> None:
-        """The usual entry: a piece of TEXT or REASONING without log probabilities, and the ids that it brings."""
-
-    def take(self, deltas: Deltas, at: int, now_ns: int) -> None:
-        """Entry `at` of `deltas`, of any kind, is of this stream."""
-
-    def look(self, now_ns: int) -> None:
-        """Some time has passed; called several times a second."""
-
-
-class TextStreams(Protocol):
-    """The streams of text of one source."""
-
-    @property
-    def texts(self) -> dict[int, TextTaker]:
-        """Who takes the text of a request, by its id."""
-
-    def text_taken(self, request: int, nbytes: int) -> None:
-        """So many bytes of the text of a stream were taken."""
-
-
-class Source(Sender, Protocol):
-    """Where the streams of requests come from: the channel of a worker, or a box of a cluster."""
-
-    @property
-    def streams(self) -> TextStreams:
-        """The streams of text."""
-
-    def rest(self, request: int) -> None:
-        """No queue counts the stream any longer."""
-
-    def cancel(self, request: int) -> None:
-        """The caller has gone. Idempotent."""
-
-    def abandon(self, request: int, future: asyncio.Future[Delivery]) -> None:
-        """The caller was cancelled: stop the work, or give back a result that had just arrived."""
+from ipc.wire.messages import Result
+from ipc.wire.streams import Deltas, DeltasTaken, Part, PartsConsumed
 
 
 class Streams:

@@ -12,11 +12,11 @@ import time
 
 from frontend.engine.events import Pace, Past
 from frontend.engine.local import routing
-from frontend.engine.local.carrying import CarriedText
 from frontend.engine.local.channel import Channel
 from frontend.engine.local.client import Client
-from frontend.engine.local.delta_stream import DeltaStream
 from frontend.engine.local.retry import Attempts
+from frontend.engine.streams.carrying import CarriedText
+from frontend.engine.streams.delta_stream import DeltaStream
 from ipc.errors import Draining, InputRefused, ModelNotLoaded, PenstockError, WorkerLost
 from ipc.wire.messages import GenerateCall, Work
 

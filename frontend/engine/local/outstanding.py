@@ -16,7 +16,7 @@ import asyncio
 from typing import NamedTuple
 
 from frontend.engine.interface import Payload, bytes_of
-from frontend.engine.local.delivery import Delivery
+from frontend.engine.streams.incoming import Delivery
 from ipc.memory.input_arena import InputBlock
 from ipc.shares import Shares
 from ipc.wire.messages import LANES, Credits, GenerateCall, Submit, Work

@@ -10,12 +10,12 @@ fits, the error has the reason, and a Retry-After from the queues of the workers
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Collection, Sequence
 
 from frontend.engine.interface import why_failed
 from frontend.engine.local.channel import Channel
+from frontend.engine.streams.homes import STREAMS_APART, beginning_of, home
 from ipc.catalog.model_config import ModelConfig
 from ipc.errors import (
     ModelLoading,
@@ -30,10 +30,6 @@ from ipc.wire.messages import GenerateCall, ModelStatus, Step, Work
 
 DEFAULT_LOAD_S = 5
 """Expected seconds of a load without further knowledge."""
-STREAMS_APART = 4
-"""So many streams more a worker may have that knows the beginning of a prompt."""
-PROMPT_BEGINNING = 64
-"""Characters or tokens of a prompt without messages that are its beginning."""
 CPU_UUID = "cpu"
 """Device id that a worker without a GPU reports."""
 
@@ -99,31 +95,6 @@ def _for_text(channels: Sequence[Channel], model: str, call: GenerateCall) -> Ch
     near = [slot for slot, load in loads.items() if load <= (step_s, streams + STREAMS_APART)]
     chosen = home(near, model, beginning_of(call))
     return next(c for c in channels if c.slot == chosen)
-
-
-def beginning_of(call: GenerateCall) -> str:
-    """What the prompts of all turns of a conversation begin with: the messages up to the first of the user."""
-    if call.messages is None:
-        return repr((call.text or "")[:PROMPT_BEGINNING] or (call.ids or [])[:PROMPT_BEGINNING])
-    first = next((at for at, each in enumerate(call.messages) if each.get("role") == "user"), 0)
-    told = call.messages[: first + 1]
-    parts = [part for each in told if isinstance(each.get("content"), list) for part in each["content"]]
-    # PERF: sizes tell pictures apart well enough for a choice of workers.
-    sizes = [len(image) for image in call.images[: sum(part["type"] == "image" for part in parts)]]
-    return repr([(each.get("role"), each.get("content")) for each in told]) + (repr(sizes) if sizes else "")
-
-
-def home(slots: Sequence[int], model: str, sequence: int | str, caller: str = "") -> int:
-    """The slot among `slots` that keeps a sequence: the slot with the highest hash of model, caller, id and slot.
-
-    Every frontend chooses the same slot without asking, and a change of the slots moves few sequences.
-    """
-    name = f"{model}\0{caller}\0{sequence!r}" if caller else f"{model}\0{sequence!r}"
-
-    def weight(slot: int) -> bytes:
-        return hashlib.blake2b(f"{name}\0{slot}".encode(), digest_size=8).digest()
-
-    return max(slots, key=weight)
 
 
 def sequence_slot(

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from frontend.bridge.results import Results
-from frontend.cluster.gateway import Gateway, _Sent
+from frontend.cluster.dispatch import Sent
+from frontend.cluster.engine import ClusterEngine
+from frontend.cluster.gateway import Gateway
 from frontend.cluster.transfers import Transfers
 from frontend.engine.boxes import GatewayMeter
 from frontend.server.drain import Drain
@@ -33,7 +35,7 @@ class Stage:
     """A gateway, and the families that it feeds."""
 
     def __init__(self, post: Post) -> None:
-        self.post, self.gateway = post, Gateway(Settings(cluster=CLUSTER), Catalog(()), Drain())
+        self.post, self.gateway = post, Gateway(Settings(cluster=CLUSTER), Catalog(()))
         self.metrics = GatewayMetrics()
         gateway = self.gateway
         self.meter = GatewayMeter(self.metrics, gateway.models, gateway.counts, times=gateway.times)
@@ -54,10 +56,10 @@ class Stage:
         message = SimpleNamespace(subject=f"{listens_on[:-1]}{kind}", data=data, reply="", headers=None)
         self.post.handlers[listens_on](message)
 
-    def sent(self, nbytes: int) -> _Sent:
+    def sent(self, nbytes: int) -> Sent:
         """An item whose work has so many bytes."""
         plan, future = Work("m", EncodeCall([], []), 0, 0, ""), asyncio.get_running_loop().create_future()
-        return _Sent(
+        return Sent(
             id=f"{self.gateway.router}.1",
             model="m",
             deadline_ns=0,
@@ -164,7 +166,7 @@ def test_large_bytes_are_counted_each_way_and_timed_on_their_way_here(post: Post
             assert stage.value("transferred", way="in") == stage.value("transfers") == 0
             offer = await box.offer([b"answer"], gateway.router)
             outcome: Any = SimpleNamespace(life="a1")
-            assert await gateway.engine._got(there, outcome, offer) == b"answer"
+            assert await ClusterEngine(gateway, Drain())._got(there, outcome, offer) == b"answer"
             assert stage.value("transferred", way="in") == 6 and stage.value("transfers") == 1
         finally:
             await box.close()

@@ -15,6 +15,7 @@ from frontend.bridge.bridge import Bridge
 from frontend.bridge.intake import WORKING
 from frontend.bridge.meter import Meter
 from frontend.cluster.broker import Broker
+from frontend.cluster.engine import ClusterEngine
 from frontend.cluster.gateway import Gateway
 from frontend.engine.poison import PoisonList
 from frontend.scope import scope_of_ids
@@ -184,12 +185,12 @@ def test_bridge_and_gateway_hear_of_inputs_that_kill_and_tell_theirs(post: Post)
         poison = PoisonList(None, 600.0)
         one = bridge(poison=poison)
         assert post.handlers.pop("$KV.penstock_shared.>") and poison.on_verdict == one._poison._judged
-        near = Gateway(Settings(cluster=Cluster(urls=("nats://127.0.0.1:1",))), Catalog(()), Drain())
+        near = Gateway(Settings(cluster=Cluster(urls=("nats://127.0.0.1:1",))), Catalog(()))
         assert post.handlers.pop("$KV.penstock_shared.>") and near.poison.on_verdict is not None
         work = Work("m", EncodeCall([InputItem("boom")], ["dense"]), deadline.after(60), 3, "req_1")
         near.poison.add(work.model, work.call)
         with pytest.raises(InputRefused):
-            await near.engine.run(scope_of_ids("req_1", "", Settings().limits), work)
+            await ClusterEngine(near, Drain()).run(scope_of_ids("req_1", "", Settings().limits), work)
         near.queues.close()
 
     asyncio.run(scene())
@@ -250,7 +251,7 @@ def test_a_box_of_another_version_gets_no_work_and_says_so_in_the_log(
 
 
 def test_a_gateway_hears_a_box_on_the_subject_of_that_box_alone(post: Post) -> None:
-    one = Gateway(Settings(cluster=Cluster(urls=("nats://127.0.0.1:1",))), Catalog(()), Drain())
+    one = Gateway(Settings(cluster=Cluster(urls=("nats://127.0.0.1:1",))), Catalog(()))
     beat = BoxBeat(VERSION, "a", "a1", "default", 1, False, 1.0, 0.0)
     post.bring("penstock.beat.box.*", beat, "penstock.beat.box.b")
     assert not one.boxes.by_name

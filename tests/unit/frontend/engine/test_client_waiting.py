@@ -11,11 +11,11 @@ from typing import Any, cast
 
 import pytest
 
-from frontend.engine.local import routing
 from frontend.engine.local.channel import Channel
 from frontend.engine.local.client import Client
 from frontend.engine.local.retry import MAX_LOSSES, Attempts
 from frontend.engine.local.workers import Workers
+from frontend.engine.streams import homes
 from ipc import deadline
 from ipc.errors import (
     DeadlineExceeded,
@@ -178,7 +178,7 @@ def test_a_sequence_waits_for_its_own_worker_and_asks_no_other(tmp_path: Path) -
     async def work(client: Client) -> None:
         client.workers.is_open = lambda slot: True  # type: ignore[method-assign]
         loaded, other = ModelStatus("m", "loaded"), ModelStatus("m", "available")
-        slot = routing.home(range(2), "m", 5)
+        slot = homes.home(range(2), "m", 5)
         stranger = channel(1 - slot, loaded)
         for home, joins in (
             (channel(slot, loaded, responsive=False), {"responsive": True}),
@@ -230,7 +230,7 @@ def test_a_sequence_that_its_worker_does_not_know_is_looked_for_nowhere_else(tmp
             answer_at(each, asked, SequenceUnknown("sequence 5 is not known"))
         with pytest.raises(SequenceUnknown):
             await client.call(step())
-        assert asked == [routing.home(range(2), "m", 5)]
+        assert asked == [homes.home(range(2), "m", 5)]
 
     asyncio.run(with_client(tmp_path, work, worker__count="2"))
 

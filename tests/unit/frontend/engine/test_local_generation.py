@@ -35,12 +35,13 @@ from frontend.engine.events import (
     Text,
 )
 from frontend.engine.local import channel as channel_module
-from frontend.engine.local import delivery, delta_stream, routing
+from frontend.engine.local import delivery
 from frontend.engine.local.channel import EXPIRE_GRACE_NS, Channel
 from frontend.engine.local.client import Client
-from frontend.engine.local.delta_stream import TELL_AFTER
 from frontend.engine.local.engine import LocalEngine
 from frontend.engine.planning import pace_of
+from frontend.engine.streams import delta_stream, homes
+from frontend.engine.streams.delta_stream import TELL_AFTER
 from frontend.records.finishing import Recorder
 from frontend.scope import RequestScope, scope_of_ids
 from frontend.server.drain import Drain
@@ -75,7 +76,7 @@ MODEL = "m"
 CALL = next(
     call
     for call in (GenerateCall(text=f"prompt {number}") for number in count())
-    if routing.home((0, 1), MODEL, routing.beginning_of(call)) == 0
+    if homes.home((0, 1), MODEL, homes.beginning_of(call)) == 0
 )
 """A call that goes to the first worker."""
 

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from frontend.engine.answer import CopyBudget
-from frontend.engine.local.delivery import Delivery, Streams
+from frontend.engine.local.delivery import Streams
 from frontend.engine.local.part_stream import TELL_AFTER, PartStream
+from frontend.engine.streams.incoming import Delivery
 from ipc.errors import DeadlineExceeded, LeaseRevoked, PenstockError, ShmExhausted, WorkerLost
 from ipc.memory.arena import BLOCKS_OFFSET, Arena, ArenaView, Block, LeaseTable
 from ipc.wire.codec import ToWorker

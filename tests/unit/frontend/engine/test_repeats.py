@@ -13,9 +13,9 @@ import pytest
 
 from frontend.engine.answer import Answer
 from frontend.engine.caching import PREFIX_CHARACTERS, Front, firsts_of, may_repeat, unify
-from frontend.engine.local.delivery import Delivery
 from frontend.engine.local.engine import LocalEngine
 from frontend.engine.planning import plan
+from frontend.engine.streams.incoming import Delivery
 from frontend.protocols.sie.score import ranking
 from frontend.scope import scope_of_ids
 from frontend.server.drain import Drain

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from frontend.engine.local import routing
-from frontend.engine.local.routing import STREAMS_APART
+from frontend.engine.streams.homes import STREAMS_APART, beginning_of, home
 from ipc.catalog.model_config import InstanceGroup, ModelConfig
 from ipc.errors import (
     DependencyConflict,
@@ -99,7 +99,7 @@ def test_turns_of_a_conversation_go_to_one_worker_and_conversations_to_all() -> 
 def test_prompts_that_begin_alike_are_known_by_their_beginning(
     first: GenerateCall, second: GenerateCall, same: bool
 ) -> None:
-    assert (routing.beginning_of(first) == routing.beginning_of(second)) is same
+    assert (beginning_of(first) == beginning_of(second)) is same
 
 
 def test_a_worker_that_has_the_lora_goes_before_one_with_less_work_as_long_as_it_has_credit() -> None:
@@ -270,7 +270,7 @@ def test_retry_after_of_a_model_that_was_loaded_before_is_what_its_last_load_too
 
 def homes(slots: Sequence[int], ids: range = range(200)) -> dict[int, int]:
     """The slot of each sequence."""
-    return {name: routing.home(slots, "m", name) for name in ids}
+    return {name: home(slots, "m", name) for name in ids}
 
 
 def test_sequences_are_spread_over_the_slots_in_whatever_order_these_are_named() -> None:
@@ -286,7 +286,7 @@ def test_only_the_sequences_of_a_slot_that_is_taken_away_move() -> None:
 
 def test_the_id_the_model_and_the_caller_decide_and_a_text_is_no_number() -> None:
     def of(model: str, kind: type[int] | type[str], caller: str = "") -> list[int]:
-        return [routing.home(range(8), model, kind(name), caller) for name in range(1, 50)]
+        return [home(range(8), model, kind(name), caller) for name in range(1, 50)]
 
     assert of("m", int) != of("n", int) and of("m", int) != of("m", str)
     assert of("m", int, "ann") == of("m", int, "ann") != of("m", int, "bob")

@@ -23,9 +23,9 @@ from frontend.engine.events import (
     Started,
     Text,
 )
-from frontend.engine.local import carrying, delta_stream
-from frontend.engine.local.progress import TRIAL_TOKENS, Gap, KeptIds, Progress
 from frontend.engine.local.retry import Attempts
+from frontend.engine.streams import carrying, delta_stream
+from frontend.engine.streams.progress import TRIAL_TOKENS, Gap, KeptIds, Progress
 from ipc.errors import (
     DeadlineExceeded,
     InferenceFailed,

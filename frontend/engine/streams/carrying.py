@@ -2,7 +2,7 @@
 
 1. A run that is lost is followed by another. Before its answer has begun the other begins anew: the client sees one
    `Started`, and each piece of the prompt once. Later the other goes on behind the tokens whose ids have arrived
-   (`frontend.engine.local.progress`).
+   (`frontend.engine.streams.progress`).
 2. A text that another process has begun goes on by `Past`: the next run is sent the ids of all marks.
 3. What writes may leave. Then the text goes on elsewhere, if somebody else has the same model; else the text stays.
 
@@ -23,15 +23,16 @@ from typing import Self
 
 from frontend.engine.answer import Answer
 from frontend.engine.events import Event, Generation, Mark, Pace, Past, Prompted, Started
-from frontend.engine.local.delta_stream import DeltaStream
-from frontend.engine.local.part_stream import cut_off
-from frontend.engine.local.progress import Gap, KeptIds, Progress
-from frontend.engine.local.workers import PASSING
+from frontend.engine.streams.delta_stream import DeltaStream
+from frontend.engine.streams.incoming import cut_off
+from frontend.engine.streams.progress import Gap, KeptIds, Progress
 from ipc.errors import (
     Draining,
     InvalidInput,
     LoraLoading,
+    ModelLoading,
     ModelNotLoaded,
+    NoReplica,
     PenstockError,
     Provisioning,
     QueueFull,
@@ -44,7 +45,16 @@ log = logging.getLogger(__name__)
 
 _LEAVING = (Draining, ModelNotLoaded)
 """What writes stops, or has unloaded the model."""
-_NOWHERE = (*PASSING, LoraLoading, InvalidInput, Provisioning, QueueUnavailable)
+_NOWHERE = (
+    InvalidInput,
+    LoraLoading,
+    ModelLoading,
+    ModelNotLoaded,
+    NoReplica,
+    Provisioning,
+    QueueFull,
+    QueueUnavailable,
+)
 """Nobody has the model, or the LoRA adapter, which may have been unloaded since the text began."""
 _FIRST = (Started, Prompted)
 """Events that a run tells before those of its choices."""

@@ -6,7 +6,7 @@
 3. The pace of the request (`Pace`) learns of all entries when they arrive, and ends a stream that is late. An entry
    HELD says that tokens come whose text waits. The client sees nothing of such an entry.
 4. The `Result` of the job ends the stream. The sums of all choices stand in the last event.
-5. A run that is lost is followed by another (`frontend.engine.local.carrying`).
+5. A run that is lost is followed by another (`frontend.engine.streams.carrying`).
 
 A stream begins when its prompt is tokenized (QUEUED), and waits for the engine from then on. A stream that the engine
 has begun (STARTED) is in no queue of the worker and costs nothing (`Outstanding`).
@@ -32,9 +32,8 @@ from frontend.engine.events import (
     Started,
     Text,
 )
-from frontend.engine.local.delivery import TEXT_KINDS, Delivery, Source
-from frontend.engine.local.part_stream import Incoming
-from frontend.engine.local.progress import Gap, Progress
+from frontend.engine.streams.incoming import TEXT_KINDS, Delivery, Incoming, Source
+from frontend.engine.streams.progress import Gap, Progress
 from ipc.errors import PenstockError, WorkerLost
 from ipc.wire.streams import (
     ARGUMENTS,

@@ -1,0 +1,156 @@
+"""The engine of a gateway: plans become items of the gateway, results become answers.
+
+A request is one item; a large one has been cut before (`pieces`). Generated text has a home (`texts`). Answers in parts
+and sequences need one, which this engine does not give yet: they are refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
+
+from frontend.cluster.dispatch import GRACE_NS, Sent
+from frontend.cluster.gateway import Gateway, operation_of
+from frontend.cluster.pieces import CuttingEngine
+from frontend.cluster.texts import ClusterText
+from frontend.cluster.transfers import TransferFailed
+from frontend.engine.answer import Answer, AnswerStream, shifted
+from frontend.engine.events import Generation, Pace, Past
+from frontend.engine.interface import Engine, NoBlocks, Payload, bytes_of
+from frontend.scope import ANY_BOX, Choice, RequestScope
+from frontend.server.drain import Drain
+from ipc import deadline
+from ipc.errors import DeadlineExceeded, NoReplica, Unsupported, WorkerCrashed
+from ipc.settings import Settings
+from ipc.wire.cluster import ENSURE, MOST_NBYTES, RUN, ItemResult, Offer, Outcome, read_answer
+from ipc.wire.messages import EncodeCall, Work
+
+log = logging.getLogger(__name__)
+
+NO_HOME = "is not built yet for a cluster of several hosts; ask a box for it directly"
+
+
+class ClusterEngine(Engine):
+    """Runs work on the boxes."""
+
+    def __init__(self, gateway: Gateway, drain: Drain) -> None:
+        self._gateway, self._drain, self.blocks = gateway, drain, NoBlocks()
+        gateway.models.ensure = self.ensure
+
+    async def _call(
+        self,
+        kind: str,
+        work: Work,
+        payload: bytes,
+        deadline_ns: int,
+        start_by_ns: int,
+        others: Collection[str] = (),
+        choice: Choice = ANY_BOX,
+    ) -> tuple[ItemResult, Outcome, memoryview | None]:
+        """The answer to an item, and the bytes that its outcome offers.
+
+        Raises the error of the box, `DeadlineExceeded` soon after the deadline, and `InputRefused` for poison.
+
+        Raises `InvalidInput` for work with a value that no message can hold.
+        """
+        gateway = self._gateway
+        sent = gateway.item(kind, work, payload, deadline_ns, start_by_ns, others, choice)
+        try:
+            async with asyncio.timeout(deadline.remaining_s(deadline_ns) + GRACE_NS / 1e9):
+                await gateway.post(sent)
+                while True:
+                    result, outcome = await sent.future
+                    if outcome.large is None:
+                        return result, outcome, None
+                    whole = await self._got(sent, outcome, outcome.large)
+                    if whole is not None:
+                        return result, outcome, whole
+        except WorkerCrashed:
+            gateway.judge(sent, payload)
+            raise
+        except TimeoutError:
+            raise DeadlineExceeded("the deadline passed before a box answered", retry_after_s=1) from None
+        finally:
+            gateway.close(sent)
+
+    async def _got(self, sent: Sent, outcome: Outcome, large: Offer) -> memoryview | None:
+        """The bytes that an outcome offers; None if the item has to run again, since they did not come."""
+        gateway = self._gateway
+        try:
+            began_ns = time.monotonic_ns()
+            whole = await gateway.transfers.get(large, outcome.life, MOST_NBYTES, gateway.boxes.is_alive)
+            gateway.took("transfers", "", (time.monotonic_ns() - began_ns) / 1e9)
+        except TransferFailed as error:
+            log.warning("the answer to an item did not come: %s", error.message)
+            gateway.dispatch.retake(
+                sent, NoReplica(f"the answer did not come: {error.message}", retry_after_s=1)
+            )
+            return None
+        except asyncio.CancelledError:
+            gateway.dispatch.got(outcome.life, sent.id, large=True)
+            raise
+        gateway.dispatch.got(outcome.life, sent.id, large=True)
+        return whole
+
+    async def run(self, scope: RequestScope, work: Work, payload: Payload = None) -> Answer:
+        """Run planned work on a box; see `Engine.run`. The answer lies in private memory."""
+        if work.step is not None:
+            raise Unsupported(f"a sequence {NO_HOME}")
+        raw = bytes(bytes_of(payload))
+        began_ns = time.monotonic_ns()
+        result, outcome, whole = await self._call(
+            RUN, work, raw, scope.deadline_ns, scope.waits_until_ns, choice=scope.choice
+        )
+        at, end = outcome.result_nbytes, outcome.result_nbytes + outcome.data_nbytes
+        if whole is None:
+            found, data, loose = (memoryview(part) for part in (outcome.result, outcome.data, outcome.loose))
+        else:
+            found, data, loose = whole[:at], whole[at:end], whole[end:]
+        answer = Answer(read_answer(found), data, loose, worker=result.worker_id, uuid=outcome.uuid)
+        self._gateway.took("result_wait", operation_of(work), (time.monotonic_ns() - began_ns) / 1e9)
+        answer.tensors()  # Raises for an answer whose table of tensors and bytes disagree.
+        _note(scope, answer, began_ns)
+        return answer
+
+    async def ensure(self, model: str, deadline_ns: int, others: Collection[str], choice: Choice) -> None:
+        """Have a box load a model, or one of `others`. Raises why the model cannot be had, or not in time."""
+        plan = Work(model, EncodeCall([], []), 0, 0, "")
+        await self._call(ENSURE, plan, b"", deadline_ns, deadline_ns, others, choice)
+
+    @asynccontextmanager
+    async def stream(
+        self, scope: RequestScope, work: Work, payload: Payload = None
+    ) -> AsyncIterator[AnswerStream]:
+        """Refused; see the module. Raises `Unsupported`."""
+        raise Unsupported(f"an answer in parts {NO_HOME}")
+        yield
+
+    @asynccontextmanager
+    async def generate(
+        self, scope: RequestScope, work: Work, pace: Pace, past: Past | None = None
+    ) -> AsyncIterator[Generation]:
+        """Run planned work with a `GenerateCall`; see `Engine.generate` and `frontend.cluster.texts`."""
+        with await ClusterText(self._gateway.texts, scope, work, pace, past).begun() as text:
+            yield text
+            if (end := text.result) is not None:
+                _note(scope, end, text.sent_ns)
+
+    def ready(self) -> tuple[bool, str]:
+        """Whether this process accepts requests: it waits neither for boxes nor for brokers."""
+        return (False, "draining") if self._drain.draining else (True, "ok")
+
+
+def engine_of(gateway: Gateway, settings: Settings, drain: Drain) -> Engine:
+    """The engine of a gateway, which cuts large requests into pieces."""
+    return CuttingEngine(ClusterEngine(gateway, drain), settings, lambda: len(gateway.boxes.by_name))
+
+
+def _note(scope: RequestScope, answer: Answer, sent_ns: int) -> None:
+    """Note in the scope where the work ran. Times of the trace began when the box had the item, about `sent_ns`."""
+    trace = answer.trace
+    if trace is not None and scope.span is not None:
+        trace = shifted(trace, sent_ns - scope.span.began_ns)
+    scope.ran(answer.worker, answer.timing, trace)

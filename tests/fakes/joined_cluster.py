@@ -1,0 +1,236 @@
+"""A gateway and boxes in one process: real ends of the protocol, brokers that are a list, engines that a test plays.
+
+Messages arrive in order, one turn of the event loop after they were sent, unless `lose` says otherwise. `Joined` beats
+for nobody: a test ends a box by `die`, or moves the clocks of the ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from frontend.bridge.bridge import Bridge
+from frontend.bridge.meter import Meter
+from frontend.cluster.broker import Broker
+from frontend.cluster.engine import ClusterEngine
+from frontend.cluster.gateway import Gateway
+from frontend.engine.answer import Answer, AnswerStream
+from frontend.engine.events import Event, Finished, Generation, Mark, Pace, Past
+from frontend.engine.interface import Engine, NoBlocks, Payload, WorkerView
+from frontend.engine.poison import PoisonList
+from frontend.scope import RequestScope, scope_of_ids
+from frontend.server.drain import Drain
+from ipc.catalog.entries import Catalog, HubSource, ModelEntry
+from ipc.errors import PenstockError
+from ipc.metrics.cluster import BridgeMetrics
+from ipc.settings import Cluster, Settings
+from ipc.settings import Generation as GenerationSettings
+from ipc.wire.cluster import VERSION, BoxBeat
+from ipc.wire.messages import Credits, GenerateCall, ModelStatus, Result, Timing, Work
+
+MODEL = "m"
+IDENTITY = "identity"
+CLUSTER = Cluster(urls=("nats://127.0.0.1:1",))
+
+
+class PlayedText(Generation):
+    """A text whose events a test brings."""
+
+    def __init__(self, past: Past | None, pace: Pace, keeps: bool) -> None:
+        self.past, self.pace, self._keeps = past, pace, keeps
+        self.prompt_tokens = 5
+        self._steps: asyncio.Queue[tuple[list[Event], list[bytes]] | PenstockError | None] = asyncio.Queue()
+        self._ids: list[bytes] = []
+        self.has_ended = False
+        self.read = 0
+        """Lists that the reader has had."""
+
+    @property
+    def result(self) -> Answer | None:
+        timing = Timing(1, 2, 3, 4)
+        return Answer(Result(1, None, [], [], [], [], timing), memoryview(b""), worker="worker-0", uuid="cpu")
+
+    def mark(self) -> Mark | None:
+        ids, self._ids = self._ids, []
+        seed = 7 if self.past is None else self.past.mark.seed
+        return Mark(seed, ids, "weights", IDENTITY) if self._keeps else None
+
+    async def __anext__(self) -> list[Event]:
+        step = await self._steps.get()
+        if isinstance(step, PenstockError):
+            raise step
+        if step is None:
+            raise StopAsyncIteration
+        self.read += 1
+        self._ids = step[1]
+        return step[0]
+
+    def say(self, *events: Event, ids: Sequence[bytes] = ()) -> None:
+        """Events come together, with the ids of each choice; the pace hears of their tokens as an engine's would."""
+        for event in events:
+            tokens = getattr(event, "tokens", 0)
+            if isinstance(tokens, int) and not isinstance(event, Finished):
+                self.pace.step(getattr(event, "choice", 0), tokens, 1)
+        self._steps.put_nowait((list(events), list(ids)))
+
+    def end(self, error: PenstockError | None = None) -> None:
+        """The text ends."""
+        self._steps.put_nowait(error)
+
+
+class PlayedEngine(Engine):
+    """The engine of a box. `texts` are those that have begun; `refusals` are raised first, one by one."""
+
+    def __init__(self) -> None:
+        self.texts: list[PlayedText] = []
+        self.refusals: list[PenstockError] = []
+        self.keeps = True
+        self.scopes: list[RequestScope] = []
+        self.blocks = NoBlocks()
+
+    @asynccontextmanager
+    async def generate(
+        self, scope: RequestScope, work: Work, pace: Pace, past: Past | None = None
+    ) -> AsyncIterator[Generation]:
+        self.scopes.append(scope)
+        if self.refusals:
+            raise self.refusals.pop(0)
+        text = PlayedText(past, pace, self.keeps)
+        self.texts.append(text)
+        try:
+            yield text
+        finally:
+            text.has_ended = True
+
+    async def run(self, scope: RequestScope, work: Work, payload: Payload = None) -> Answer:
+        raise AssertionError("only text is generated here")
+
+    @asynccontextmanager
+    async def stream(
+        self, scope: RequestScope, work: Work, payload: Payload = None
+    ) -> AsyncIterator[AnswerStream]:
+        raise AssertionError("only text is generated here")
+        yield
+
+    def ready(self) -> tuple[bool, str]:
+        return True, "ok"
+
+
+class Joined:
+    """One gateway and some boxes."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, *boxes: str, generation: GenerationSettings | None = None
+    ) -> None:
+        self._listeners: list[tuple[Broker, str, Any]] = []
+        self.sent: list[tuple[str, bytes]] = []
+        """All messages, also lost ones."""
+        self.lose: Callable[[str, bytes], bool] = lambda subject, data: False
+        monkeypatch.setattr(
+            Broker,
+            "listen",
+            lambda broker, subject, handler: self._listeners.append((broker, subject, handler)),
+        )
+        monkeypatch.setattr(Broker, "send", lambda broker, subject, data, *more: self._send(subject, data))
+        monkeypatch.setattr(Broker, "say", lambda broker, subject, data: self._send(subject, data))
+        settings = Settings(cluster=CLUSTER, generation=generation or GenerationSettings())
+        self.outcomes: list[str] = []
+        self.kept_nbytes = 0
+        self.gateway = Gateway(settings, Catalog(()), on_carried=self.outcomes.append, on_kept=self._kept)
+        self.gateway.broker.up = True
+        self.engine = ClusterEngine(self.gateway, Drain())
+        self.engines = {name: PlayedEngine() for name in boxes}
+        self.bridges: dict[str, Bridge] = {}
+        self._number = 0
+        for name in boxes:
+            self.begin(name)
+
+    def _kept(self, change: int) -> None:
+        self.kept_nbytes += change
+
+    def _send(self, subject: str, data: bytes) -> bool:
+        self.sent.append((subject, data))
+        if not self.lose(subject, data):
+            asyncio.get_running_loop().call_soon(self.bring, subject, data)
+        return True
+
+    def bring(self, subject: str, data: bytes) -> None:
+        """A message arrives at all that listen and have a broker."""
+        for broker, listens_on, handler in self._listeners:
+            if broker.up and _matches(listens_on, subject):
+                handler(SimpleNamespace(subject=subject, data=data, reply="", headers=None))
+
+    def begin(self, name: str) -> None:
+        """A life of a box begins, with the model loaded."""
+        catalog = Catalog((ModelEntry(MODEL, HubSource(MODEL)),))
+        models = {MODEL: ModelStatus(MODEL, "loaded", identity=IDENTITY)}
+        worker = WorkerView("worker-0", 0, "ready", True, True, "cpu", 1, models, Credits(1, 0, 1.0), None)
+        directory = SimpleNamespace(
+            workers=lambda: [worker], catalog=catalog, version=1, is_told=True, is_loaded=lambda model: True
+        )
+        settings = Settings(cluster=Cluster(urls=CLUSTER.urls, box=name))
+        bridge = Bridge(
+            settings, self.engines[name], directory, Meter(BridgeMetrics(), ()), PoisonList(None, 600.0)
+        )  # type: ignore[arg-type]
+        bridge.broker.up = bridge._namesakes.is_alone = True
+        self.bridges[name] = bridge
+        self.gateway.models._is_read = True
+        for key, row in bridge._rows().items():
+            self.gateway.models.take(key, row)
+        self.beat(name)
+
+    def beat(self, name: str, *, draining: bool = False) -> None:
+        """A sign of life of a box arrives."""
+        self._number += 1
+        life = self.bridges[name].life
+        self.gateway.boxes.take(BoxBeat(VERSION, name, life, "default", self._number, draining, 1.0, 0.0))
+
+    def cut_off(self, name: str) -> None:
+        """Nothing comes from a box, or to a box, any more."""
+        self.bridges[name].broker.up = False
+
+    def die(self, name: str) -> None:
+        """A box is silent for too long."""
+        self.cut_off(name)
+        self.gateway.boxes._end(self.gateway.boxes.by_name[name])
+        self.gateway.boxes.on_change()
+
+    def tick(self, seconds: float = 0.0) -> None:
+        """The gateway looks at its items, so much later."""
+        dispatch = self.gateway.dispatch
+        for held in dispatch.items.values():
+            held.heard_ns -= int(seconds * 1e9)
+        dispatch.tick()
+
+    def messages(self, kind: str) -> list[bytes]:
+        """What boxes have sent to the inbox of the gateway: claims (`words`), `results`, `texts`."""
+        return [data for subject, data in self.sent if subject.endswith(f".{kind}")]
+
+    def work(self, prompt: str = "hello", n: int = 1) -> Work:
+        """A request for text."""
+        return Work(MODEL, GenerateCall(text=prompt, n=n), 0, 3, "req_1")
+
+    def scope(self) -> RequestScope:
+        """The scope of a request."""
+        return scope_of_ids("req_1", "", Settings().limits)
+
+
+def _matches(listens_on: str, subject: str) -> bool:
+    """Whether a subject is one of those of a subscription, as brokers compare them."""
+    parts, tokens = listens_on.split("."), subject.split(".")
+    if parts[-1] == ">":
+        parts, tokens = parts[:-1], tokens[: len(parts) - 1]
+    return len(parts) == len(tokens) and all(
+        part in ("*", token) for part, token in zip(parts, tokens, strict=True)
+    )
+
+
+async def turn(count: int = 25) -> None:
+    """Let messages arrive and tasks run."""
+    for _ in range(count):
+        await asyncio.sleep(0)
