@@ -27,6 +27,7 @@ MODELS = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("protocol", MODELS)
 def test_a_load_gives_figures(protocol: str, fakes: Server, capsys: pytest.CaptureFixture[str]) -> None:
     flags = (

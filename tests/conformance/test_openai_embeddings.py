@@ -73,6 +73,7 @@ def test_dimensions_shorten_to_unit_length(
     assert np.allclose(rows, cut / np.linalg.norm(cut, axis=1, keepdims=True), atol=1e-4)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("form", ["float", "base64"])
 def test_an_answer_of_many_chunks_and_slices_is_whole(client: openai.OpenAI, form: Any) -> None:
     texts = [f"text {number}" for number in range(9000)]

@@ -118,6 +118,7 @@ def test_embeddings_refuse_too_many_inputs_with_the_limit(unharmed: Server) -> N
     assert_refused_openai(answer, 400, "INVALID_INPUT", "invalid_input", "input", "10001", "10000")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
 def test_a_text_of_100_mb_is_refused_with_its_place_size_and_limit(unharmed: Server, form: Form) -> None:
     body = form.dump({"items": [{"text": "short"}, {"text": "é " * 33_000_000}]})

@@ -51,6 +51,7 @@ def score(server: Server, model: str, query: str, documents: Sequence[str], **fi
     return np.array([found[f"item-{index}"] for index in range(len(documents))])
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.tiny)
 def test_scores_are_those_of_the_reference(served: Served, family: Family) -> None:
     documents = [*mixed_lengths(), *SENTENCES[40:50]]

@@ -166,6 +166,7 @@ def test_a_loading_model_is_waited_for_then_answered_503_and_served_once_it_is_l
     hold.touch()
     names = (models.write("early"), models.write("late", hold_file=str(hold)))
     server = make_server(tmp_path, names, {"limits.load_wait_s": 0.3}, models.directory)
+    server.fresh = False
     server.start()
     try:
 
@@ -206,6 +207,7 @@ def test_a_loading_model_is_waited_for_then_answered_503_and_served_once_it_is_l
 @pytest.mark.long
 def test_a_request_that_waits_for_a_load_goes_on_when_it_ends(tmp_path: Path) -> None:
     server = make_server(tmp_path, models=("fake/late",), settings={"limits.load_wait_s": 20})
+    server.fresh = False
     server.start()
     try:
 

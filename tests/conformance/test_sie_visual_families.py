@@ -135,6 +135,7 @@ def test_texts_go_through_the_template(server: Server, place: Path) -> None:
         assert_refused(answer, 400, "INVALID_INPUT", "params.options.text_template")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
 @pytest.mark.parametrize("model", [PALI, QWEN])
 def test_pages_and_queries_have_the_vectors_of_sentence_transformers_in_any_mix(
@@ -213,6 +214,7 @@ def score(
     return np.array([found[f"item-{index}"] for index in range(len(items))])
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "query", ["river", sentences()[3], picture(5, 80, 60)], ids=["short", "long", "picture"]
 )

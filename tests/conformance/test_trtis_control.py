@@ -86,6 +86,7 @@ def test_readiness_counts_what_was_asked_to_be_loaded(server: Server) -> None:
     wait_until(lambda: ready() == {200}, what="every frontend to know of the unload")
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(("load", "unload"), list(product(WAYS, WAYS)))
 def test_a_model_comes_and_goes_by_its_name(server: Server, load: str, unload: str) -> None:
     told = WAYS[load](server, "load", "add_sub")

@@ -110,6 +110,7 @@ def test_without_a_worker_the_server_is_not_ready(tmp_path: Path) -> None:
     settings = grpc_settings(**{"limits.restart_wait_s": 0.2, "limits.load_wait_s": 0.2})
     server = make_server(tmp_path, ("fake/echo",), settings)
     server.environment["PENSTOCK_SUPERVISE"] = "0"
+    server.fresh = False
     server.start()
     asked = Asked(
         "echo", 'batch_size: 1 input { name: "text" dims: 1 batch_byte_size: 5 } id: 7', (b"\1\0\0\0a",)

@@ -57,7 +57,7 @@ def gateway(place: Path, behind: Server, *model: str) -> Iterator[Server]:
             ADDRESS: str(address),
         }
         server = Server(port, place / "near", place / "server.log", environment)
-        server.application = "tests.fakes.gateway:create()"
+        server.application, server.fresh = "tests.fakes.gateway:create()", False
         server.start()
         try:
             server.wait_ready()

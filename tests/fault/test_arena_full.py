@@ -146,6 +146,7 @@ def test_a_worker_on_a_shm_that_is_too_small_exits_with_the_size_needed(
 
 def test_a_server_on_a_shm_that_is_too_small_does_not_start(small_shm: Path, tmp_path: Path) -> None:
     server = make_server(tmp_path, settings={"run.shm_dir": small_shm, "arena.bytes": 8 * MIB})
+    server.fresh = False
     server.start()
     try:
         assert server.process.wait(60) == EXIT_CONFIG, server.log

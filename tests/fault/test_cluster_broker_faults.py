@@ -76,6 +76,7 @@ def test_a_gateway_and_a_box_that_begin_without_a_broker_join_it_later(cluster: 
     cluster.serves_all()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_broker_without_what_the_queue_needs_serves_all_the_same(cluster: Cluster, fault: str) -> None:
     cluster.broker.begin_again(**FAULTS[fault])

@@ -24,6 +24,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         three(("fake/echo",)),
         settings={"worker.count": EACH, "server.frontends": EACH},
     )
+    server.fresh = False
     server.start()
     try:
         server.wait_ready()

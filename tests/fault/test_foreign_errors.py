@@ -95,6 +95,7 @@ def infer(server: Server, model: str, number: int, do: str = "", **more: Any) ->
     return server.post(f"/v2/models/{model}/infer", {"inputs": inputs, "parameters": {"do": do, **more}})
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("place", IN_REQUESTS)
 @pytest.mark.parametrize("name", EXCEPTIONS)
 def test_an_exception_in_a_family_ends_its_request(server: Server, name: str, place: str) -> None:
@@ -129,6 +130,7 @@ def test_words_that_cannot_be_sent_end_their_request(server: Server, name: str, 
     assert code_of(answer) == (400, "INVALID_INPUT")
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("place", ["load", "proof"])
 @pytest.mark.parametrize("name", EXCEPTIONS)
 def test_an_exception_in_a_load_fails_the_load_in_words(server: Server, name: str, place: str) -> None:
@@ -158,6 +160,7 @@ def test_an_exception_of_a_python_model_ends_its_request(server: Server, name: s
     assert infer(server, "one", 1).json()["outputs"][0]["data"] == [2]
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("place", ["call", "start", "middle", "close"])
 @pytest.mark.parametrize("name", EXCEPTIONS)
 def test_an_exception_in_a_stream_ends_the_stream(server: Server, name: str, place: str) -> None:

@@ -96,6 +96,7 @@ def test_before_the_first_token(server: Server, prompt: str) -> None:
     returned(server, starts)
 
 
+@pytest.mark.long
 def test_within_held_back_text(server: Server, prompt: str) -> None:
     expected = said(server, prompt, **SEEDED)
     begins = len(expected) // 3
@@ -114,6 +115,7 @@ def test_within_held_back_text(server: Server, prompt: str) -> None:
         returned(server, starts)
 
 
+@pytest.mark.long
 def test_at_the_last_token(server: Server, prompt: str) -> None:
     expected = said(server, prompt, **SEEDED)
     with ChatStream(server.port, prompt, TOKENS, timeout_s=240, **SEEDED) as stream:

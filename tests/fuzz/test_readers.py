@@ -34,6 +34,7 @@ def test_kept_inputs_are_read_or_refused_within_bounds(name: str) -> None:
             raise
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_few_changed_inputs_are_read_or_refused(name: str) -> None:
     explore(name, TARGETS[name], FEW)

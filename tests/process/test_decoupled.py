@@ -101,6 +101,7 @@ def add_sub(request_id: str) -> pb.ModelInferRequest:
     return made
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("count", [0, 1, 5, 100])
 def test_a_stream_has_all_responses_in_order(server: Server, count: int) -> None:
     with Rpc(address_of(server)) as rpc:

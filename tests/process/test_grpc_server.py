@@ -62,6 +62,7 @@ def test_a_port_that_another_server_has_is_an_error_that_names_the_setting(
 ) -> None:
     settings = {"grpc.enabled": "true", "grpc.bind": address_of(server)}
     other = make_server(tmp_path, settings=settings)
+    other.fresh = False
     other.start()
     try:
         assert other.process.wait(60) == 3

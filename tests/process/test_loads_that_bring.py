@@ -429,6 +429,7 @@ def files_of(server: Server) -> dict[str, tuple[int, int]]:
     return found
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("supervise", ["1", "0"])
 def test_a_second_start_changes_nothing_and_says_who_runs(server: Server, supervise: str) -> None:
     assert load(server, "add_sub", config=config_of(server, max_batch_size=2)).status == 200

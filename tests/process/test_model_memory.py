@@ -132,5 +132,6 @@ def test_memory_returns_to_its_base_after_every_load_and_unload(cycled: Server, 
     assert growth(cycles(cycled, "org/sound", count)) < 0.05 * 8 * MIB
 
 
+@pytest.mark.long
 def test_the_same_check_finds_a_leak(cycled: Server) -> None:
     assert growth(cycles(cycled, "org/leaky", 12)) > 0.9 * 8 * MIB

@@ -145,6 +145,7 @@ WRITE = "import os\nfor fd in range(3, 50):\n    try: os.write(fd, {})\n    exce
 """Writes to every descriptor that may be the channel."""
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("code", "status"),
     [

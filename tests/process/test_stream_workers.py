@@ -98,6 +98,7 @@ async def sums(client: Client, value: int = 1) -> None:
     assert (found["OUTPUT0"] == 2 * value).all()
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("count", [0, 1, 2, WINDOW, 5 * WINDOW + 3, 2000])
 def test_all_parts_come_in_order_and_then_the_end(running: Workers, count: int) -> None:
     async def work(client: Client) -> None:

@@ -41,7 +41,7 @@ def test_good_bodies_are_decoded_in_both_forms() -> None:
         assert found == Outer("a", [Inner(1)], {"x": [1, None]})
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.binary(max_size=200), st.booleans())
 def test_any_bytes_are_decoded_or_refused(body: bytes, binary: bool) -> None:
     try:
@@ -62,7 +62,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.dictionaries(st.sampled_from(["items", "params", "x"]), VALUES, max_size=3), st.booleans())
 def test_any_well_formed_body_is_an_encode_request_or_refused(value: dict[str, Any], binary: bool) -> None:
     body = msgpack.packb(value) if binary else json.dumps(value, allow_nan=True).encode()

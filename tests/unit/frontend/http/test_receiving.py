@@ -80,6 +80,7 @@ def open_(made: Services, upload: Upload, head_nbytes: int, timeout_s: float = 1
     return receive(made.tensor_inference.inputs, upload.request, head_nbytes, deadline.after(timeout_s))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("cut", [7, len(HEAD), len(HEAD) + 1, 100_000, 1 << 22])
 def test_a_large_body_is_received_into_one_block(cut: int, tmp_path: Path) -> None:
     made, body = services(tmp_path), HEAD + DATA[: 70_000 if cut == 7 else None]

@@ -409,6 +409,7 @@ def test_a_config_that_contradicts_the_headers_of_its_weights_is_refused_before_
     assert f"config.json does not fit the weights: {why}" in refused.value.message
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("family", "field", "why"),
     [

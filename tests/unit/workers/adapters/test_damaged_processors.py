@@ -205,6 +205,7 @@ def test_llama_4_reads_nested_settings_alone(directory: Path) -> None:
     assert family_of(directory) is None
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("family", "tiny"),
     [

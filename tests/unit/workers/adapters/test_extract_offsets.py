@@ -26,7 +26,7 @@ TEXTS = st.text(
 MIXED = st.lists(
     st.one_of(TEXTS, st.sampled_from(["Marie Curie", "Paris", "bridge", "naïve"])), max_size=12
 ).map(" ".join)
-QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+QUICK = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def test_a_place_holds_the_text_of_its_entity(adapter: Adapter, texts: list[str]
             assert text[entity.start : entity.end] == entity.text != ""
 
 
-@settings(QUICK, max_examples=20)
+@settings(QUICK, max_examples=10)
 @given(texts=st.lists(MIXED, min_size=20, max_size=60).map(" ".join))
 def test_windows_place_their_entities_in_the_whole_text(windowed: Adapter, texts: str) -> None:
     [found] = run(windowed, ExtractCall([InputItem(texts)], options={}, overflow="chunk"))

@@ -86,6 +86,7 @@ def numbers(rows: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).integers(-1000, 1000, (rows, 16), dtype=np.int32)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", ["add_sub", "add_sub_inferred", "add_sub_script", "add_sub_onnx"])
 def test_sum_and_difference_of_requests_that_run_together(repository: Path, name: str) -> None:
     adapter = load(repository, name)

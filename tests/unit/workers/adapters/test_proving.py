@@ -70,6 +70,7 @@ def test_other_rotary_positions_make_none(rope: dict[str, Any]) -> None:
     assert not LengthClasses(llama(rope_theta=1e4, **rope)).many
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("rope", [DYNAMIC, LONGROPE])
 @pytest.mark.parametrize("packed", [True, False])
 def test_each_sequence_has_the_factors_of_its_own_length(rope: dict[str, Any], packed: bool) -> None:

@@ -200,6 +200,7 @@ def test_blocks_that_stay_are_the_numbers_of_the_file(kind: str, block: str, tmp
     torch.testing.assert_close(turned, read_tensor(tensor, torch.float32), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", [INT8, INT4, FP8])
 def test_a_load_holds_no_linear_layer_as_numbers(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -228,6 +229,7 @@ def test_a_load_holds_no_linear_layer_as_numbers(
     assert math.isclose(whole, adapter.memory_bytes - adapter.engine.cache_nbytes, rel_tol=0.1)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("kind", "tolerance"), [(INT8, 0.02), (INT4, 0.1), (FP8, 1e-4)])
 def test_packed_steps_may_differ_by_what_the_layers_round(
     kind: str, tolerance: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -249,6 +251,7 @@ def test_packed_steps_may_differ_by_what_the_layers_round(
     assert isinstance(load(tmp_path, kind, "model.gguf").engine, PlainEngine)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", [INT8, INT4, FP8])
 def test_a_table_of_embeddings_that_is_the_head_too_has_int8(kind: str, tmp_path: Path) -> None:
     wanted = gguf_models.write(tmp_path / "tied.gguf", "qwen3", "F32")
@@ -273,6 +276,7 @@ def test_a_head_of_its_own_has_int8_and_its_table_stays(tmp_path: Path) -> None:
     assert layers_of(own)["model.layers.0.mlp.up_proj"].kind == INT4
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", [INT8, INT4, FP8])
 def test_a_lora_adapter_adds_to_a_quantised_layer(kind: str, tmp_path: Path) -> None:
     quantized_models.write(tmp_path / "model", LAYOUTS["gptq"])

@@ -124,6 +124,7 @@ def test_a_call_names_the_function_of_its_scores(place: Path) -> None:
         adapter.refuse_unsupported(ScoreCall([], InputItem(QUERY), options={"activation": "tanh"}))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("stored", "name"),
     [

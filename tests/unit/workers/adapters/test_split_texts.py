@@ -85,6 +85,7 @@ def assert_alike(found: torch.Tensor | SparseRows, expected: torch.Tensor | Spar
         np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("tiny", ENCODERS)
 def test_parts_give_the_vectors_that_one_pass_gives(
     load: Callable[..., Adapter], passes: list[int], tiny: str

@@ -294,7 +294,7 @@ def test_an_end_token_ends_one_choice_and_leaves_the_others() -> None:
     assert answers.tokens["goes on", 0] == tokens
 
 
-@both
+@pytest.mark.usefixtures("both_modes_at_length")
 def test_a_thousand_requests_that_end_in_all_ways_leave_every_block_free() -> None:
     chance = random.Random(7)
     engine, answers = engine_of(llama(), blocks=40, max_sequences=16, prefill_tokens=64), Answers()

@@ -99,6 +99,7 @@ FILTERS = [
 ]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("wishes", FILTERS, ids=str)
 def test_the_draws_of_each_filter_have_its_distribution(wishes: dict[str, float]) -> None:
     logits = logits_of(1, 75, seed=3)

@@ -50,6 +50,7 @@ class Asked:
         return found
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("path", ROUTES)
 def test_a_space_belongs_to_a_key_and_a_salt(path: str, tmp_path: Path) -> None:
     server = RecordedServer(tmp_path, keyed())

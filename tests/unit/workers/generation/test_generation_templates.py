@@ -312,6 +312,7 @@ def test_a_model_without_a_template_is_told_so() -> None:
         template.prompt([{"role": "user", "content": "a"}])
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(
     "source",
     [

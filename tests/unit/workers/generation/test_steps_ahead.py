@@ -144,6 +144,7 @@ WAITING = [
 ]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("blocks", [400, 24])
 def test_all_kinds_of_sampling_beside_each_other_have_the_texts_of_steps_in_turn(blocks: int) -> None:
     samplings = [*SAMPLINGS.values(), *WAITING]

@@ -148,6 +148,7 @@ def test_an_order_of_minus_one_says_nothing(tmp_path: Path) -> None:
     assert differing(tmp_path, wanted) == []
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(
     ("layout", "end", "tensor", "why"),
     [
@@ -192,6 +193,7 @@ def test_integers_outside_of_their_bits_are_refused_by_the_load(tmp_path: Path) 
         model_of(tmp_path)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(
     ("change_of", "why"),
     [

@@ -132,6 +132,7 @@ def test_a_group_that_does_not_exist_is_refused_by_the_load(group: int, tmp_path
         model_of(tmp_path)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(

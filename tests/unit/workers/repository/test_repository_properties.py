@@ -40,21 +40,21 @@ def read(raw: bytes, parse: Any) -> None:
 
 
 @given(st.binary(max_size=300))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_any_bytes(raw: bytes) -> None:
     read(raw, configuration.parse_text)
     read(raw, configuration.parse_yaml)
 
 
 @given(st.lists(PIECES, max_size=60).map(b" ".join))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_any_tokens(raw: bytes) -> None:
     read(raw, configuration.parse_text)
     read(raw, configuration.parse_yaml)
 
 
 @given(st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_a_valid_file_with_bytes_replaced_cut_out_or_put_in(data: st.DataObject) -> None:
     raw = bytearray(VALID)
     for _ in range(data.draw(st.integers(1, 5))):
@@ -78,7 +78,7 @@ def tensors(kind: type) -> st.SearchStrategy[Any]:
     st.lists(tensors(schema.ModelOutput), max_size=5, unique_by=lambda tensor: tensor.name),
     st.booleans(),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=70, deadline=None)
 def test_what_was_written_is_read(batch: int, inputs: list[Any], outputs: list[Any], as_utf8: bool) -> None:
     message = schema.ModelConfig(name="m", max_batch_size=batch, input=inputs, output=outputs)
     text = text_format.MessageToString(message, as_utf8=as_utf8, as_one_line=as_utf8)
@@ -114,7 +114,7 @@ def draw_sequences(data: st.DataObject, message: Any) -> None:
 
 
 @given(st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_whatever_configuration_is_accepted_can_be_told_to_frontends(data: st.DataObject) -> None:
     texts = st.text(st.characters(exclude_categories=("Cs",)), max_size=8)
     message = configuration.parse_text("config.pbtxt", VALID)

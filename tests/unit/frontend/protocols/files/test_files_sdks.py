@@ -82,6 +82,7 @@ def test_openai_reads_files_of_containers(ours: Sdk, pair: Pair) -> None:
     assert refused.value.status_code == 501
 
 
+@pytest.mark.sample(1)
 def test_anthropic_uploads_lists_reads_and_deletes(claude: Sdk) -> None:
     file = claude.call("beta.files.upload", file=("notes.md", b"# Hi"))
     assert (file.type, file.filename, file.mime_type, file.size_bytes) == (

@@ -19,7 +19,7 @@ from ipc.memory.datatypes import DATATYPES
 from ipc.settings import Limits
 from tests.fakes.tensors import finish
 
-FEW = settings(max_examples=150, deadline=None)
+FEW = settings(max_examples=60, deadline=None)
 NAMES = st.sampled_from([*DATATYPES, "INT9", ""])
 SCALARS = st.one_of(
     st.none(),

@@ -82,6 +82,7 @@ def set_field(message: Any, field: FieldDescriptor) -> None:
         setattr(message, field.name, values_of(field)[0])
 
 
+@pytest.mark.sample(90)
 @pytest.mark.parametrize("choice", range(4))
 @pytest.mark.parametrize("name", ALL)
 def test_a_message_comes_back_whole(name: str, choice: int) -> None:
