@@ -2,7 +2,7 @@
 
 1. Lock files of the run directory tell which processes live; /proc tells since when, and whether a process is stopped.
 2. Every living worker is asked over the worker's own socket (`ipc.wire.stats.Look`); all answers share one time limit.
-3. The metric file of the supervisor has the restarts.
+3. The metric file of the supervisor has the restarts, those of a gateway's frontends have boxes and lanes.
 """
 
 from __future__ import annotations
@@ -82,6 +82,19 @@ class Worker(msgspec.Struct, kw_only=True):
     models: list[ModelStatus] = msgspec.field(default_factory=list)
 
 
+class Lanes(msgspec.Struct, kw_only=True):
+    """What the frontends of a gateway have counted: boxes now, and items since the start.
+
+    `items` went to boxes by the lanes `queue` and `direct`, `resent` were sent again, by why.
+    """
+
+    joined: bool
+    boxes: int
+    others: int
+    items: dict[str, int]
+    resent: dict[str, int]
+
+
 class View(msgspec.Struct, kw_only=True):
     """What runs with one run directory. `bridge` takes work of a cluster; a `gateway` has no workers of its own."""
 
@@ -90,6 +103,7 @@ class View(msgspec.Struct, kw_only=True):
     supervisor: Process | None
     bridge: Process | None = None
     gateway: bool = False
+    lanes: Lanes | None = None
     frontends: list[Frontend]
     workers: list[Worker]
 
@@ -137,6 +151,7 @@ def look(paths: RunPaths, configured: int, timeout_s: float) -> View:
         supervisor=supervisor,
         bridge=_holder(paths, BRIDGE),
         gateway=configured == 0,
+        lanes=_lanes(paths) if configured == 0 and living else None,
         frontends=[
             _frontend(slot, process, answers) for slot, process in sorted(_slots(living, "frontend").items())
         ],
@@ -230,6 +245,29 @@ def _restarts(paths: RunPaths) -> dict[str, int]:
         worker = dict(series.labels).get("worker", "")
         restarts[worker] = restarts.get(worker, 0) + int(value)
     return restarts
+
+
+def _lanes(paths: RunPaths) -> Lanes:
+    files, found = MetricFiles(paths), dict[str, dict[str, int]]()
+    for name, label in (
+        ("sie_gateway_nats_connected", ""),
+        ("sie_gateway_workers", "status"),
+        ("penstock_cluster_lane_total", "lane"),
+        ("penstock_cluster_resent_total", "reason"),
+    ):
+        found[name] = {
+            dict(series.labels).get(label, ""): int(value)
+            for series, value in files.series(name).items()
+            if series.name == name
+        }
+    joined, boxes, items, resent = found.values()
+    return Lanes(
+        joined=bool(joined),
+        boxes=boxes.get("healthy", 0),
+        others=boxes.get("unhealthy", 0),
+        items={lane: items.get(lane, 0) for lane in ("queue", "direct")},
+        resent=dict(sorted(resent.items())),
+    )
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from ipc.processes.paths import RunPaths
 from ipc.settings import Settings
 from ipc.wire.stats import Folded, folded
 from penstock import processes, target, terminal
-from penstock.processes import Frontend, Process, View, Worker
+from penstock.processes import Frontend, Lanes, Process, View, Worker
 
 EXIT_NONE = 4
 WAIT_S = 2.0
@@ -161,6 +161,8 @@ def lines_of(view: View) -> Iterator[str]:
     for row, line in zip(rows, terminal.table(rows), strict=True):
         style = _STYLES.get(row[1].split(":")[0])
         yield terminal.styled(line, style) if style else line
+    if view.lanes is not None:
+        yield from _cluster(view.lanes)
     yield from _models(view.workers)
 
 
@@ -199,6 +201,17 @@ def _worker(worker: Worker) -> tuple[str, ...]:
         f"{terminal.size(worker.memory_used)} of {terminal.size(worker.memory_total)}",
         f"{terminal.size(worker.arena_used)} of {terminal.size(worker.arena_total)}",
     )
+
+
+def _cluster(lanes: Lanes) -> Iterator[str]:
+    """What a gateway has of its cluster, and the items that it has sent since its start."""
+    yield ""
+    broker = "a broker is joined" if lanes.joined else terminal.styled("no broker is joined", "bad")
+    others = f", {lanes.others} do not" if lanes.others else ""
+    yield f"cluster: {broker}; {lanes.boxes} boxes take work{others}"
+    sent = ", ".join(f"{count} by the lane {lane}" for lane, count in lanes.items.items())
+    again = ", ".join(f"{count} {reason}" for reason, count in lanes.resent.items())
+    yield f"items: {sent}; sent again: {again or 'none'}"
 
 
 def _models(workers: list[Worker]) -> Iterator[str]:

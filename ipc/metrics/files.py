@@ -27,7 +27,7 @@ _HEADER_NBYTES = 8
 _KEY_LENGTH = struct.Struct("i")
 _SUMMED = ("counter_", "histogram_", "gauge_livesum_")
 """Files whose series are added up over the slots."""
-_HIGHEST = "gauge_max_"
+_HIGHEST = ("gauge_max_", "gauge_livemax_")
 """Files of which the highest value over the slots counts."""
 _key_decoder: msgspec.json.Decoder[tuple[str, str, dict[str, str], str]] = msgspec.json.Decoder(
     tuple[str, str, dict[str, str], str]
@@ -147,7 +147,7 @@ class MetricFiles:
         summed, highest = [empty], [empty]
         # NOTE: always in this order: rounded sums in another order might go back.
         for path in sorted(self._directory.glob("*.db")):
-            if path.name.startswith((*_SUMMED, _HIGHEST)):
+            if path.name.startswith((*_SUMMED, *_HIGHEST)):
                 found = self._values(path)
                 if found is not None:
                     (highest if path.name.startswith(_HIGHEST) else summed).append(found)

@@ -16,6 +16,8 @@ from nats.js.api import StorageType, StreamConfig
 
 from ipc.metrics.files import MetricFiles
 from ipc.processes.paths import RunPaths
+from penstock import processes
+from penstock.processes import Lanes
 from tests.fakes.holding import holding
 from tests.harness.broker import PATIENCE_S, Broker, broker
 from tests.harness.cluster import Box, box, gateway, gateway_over, held, in_flight, is_cut_off, living, serves
@@ -115,6 +117,18 @@ def test_counts_of_gateway_and_bridges_move_with_the_items(near: Server, boxes: 
         ),
         what="the counts of the bridges",
     )
+
+
+def test_status_shows_boxes_and_lanes_of_a_gateway(near: Server) -> None:
+    paths = RunPaths(near.run_dir, "", Path("/dev/shm"))
+
+    def lanes() -> Lanes:
+        found = processes.look(paths, 0, 5.0).lanes
+        assert found is not None
+        return found
+
+    wait_until(lambda: lanes().items["queue"] > 60, what="the items of the tests before")
+    assert (lanes().joined, lanes().boxes, lanes().others) == (True, 2, 0)
 
 
 def test_a_killed_box_gives_its_items_to_another(

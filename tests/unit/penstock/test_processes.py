@@ -14,7 +14,7 @@ from ipc.wire.messages import ModelStatus
 from ipc.wire.stats import GenerationStats, QueueState
 from penstock import processes, status
 from penstock.cli import main
-from penstock.processes import Frontend, Process, View, Worker
+from penstock.processes import Frontend, Lanes, Process, View, Worker
 
 
 @pytest.fixture
@@ -114,3 +114,21 @@ def test_the_lines_tell_processes_models_errors_and_the_rest(monkeypatch: pytest
 @pytest.mark.parametrize("pause", ["0", "-1", "nan", "1e9"])
 def test_a_pause_that_is_none_is_refused(pause: str, paths: RunPaths) -> None:
     assert main(["status", "--run-dir", str(paths.root), f"--watch={pause}"]) == 3
+
+
+def test_a_gateway_shows_its_boxes_and_how_items_went_to_them() -> None:
+    lanes = Lanes(
+        joined=True, boxes=2, others=1, items={"queue": 40, "direct": 2}, resent={"box died": 1, "old": 3}
+    )
+    view = View(
+        run_dir="/run", arbiter=None, supervisor=None, gateway=True, lanes=lanes, frontends=[], workers=[]
+    )
+    lines = list(status.lines_of(view))
+    assert "cluster: a broker is joined; 2 boxes take work, 1 do not" in lines
+    assert "items: 40 by the lane queue, 2 by the lane direct; sent again: 1 box died, 3 old" in lines
+    view.lanes = Lanes(joined=False, boxes=0, others=0, items={"queue": 0, "direct": 0}, resent={})
+    lines = list(status.lines_of(view))
+    assert "cluster: no broker is joined; 0 boxes take work" in lines
+    assert "items: 0 by the lane queue, 0 by the lane direct; sent again: none" in lines
+    view.lanes = None
+    assert not any(line.startswith(("cluster", "items")) for line in status.lines_of(view))
