@@ -190,7 +190,7 @@ class Runtime:
             lasting_thread(),
         )
 
-    def load(self, message: Load) -> None:
+    def want(self, message: Load) -> None:
         """A frontend wants a model."""
         if not self.draining:
             self.models.want(message.model, message.explicit)

@@ -42,7 +42,7 @@ class FakeChannel:
         """The name of the worker."""
         return f"worker-{self.slot}"
 
-    def load(self, model: str, explicit: bool = False) -> bool:
+    def send_load(self, model: str, explicit: bool = False) -> bool:
         """Note that the worker was asked."""
         self.loads.append(model)
         return True

@@ -114,7 +114,7 @@ class Endpoint:
             PartsConsumed: lambda session, message, _: handler.taken(session, message.id, message.count),
             DeltasTaken: self._deltas_taken,
             Ping: self._pong,
-            Load: lambda _, message, __: handler.load(message),
+            Load: lambda _, message, __: handler.want(message),
             Unload: lambda _, message, __: handler.unload(message.model),
             Reread: self._reread,
             Spread: self._spread,

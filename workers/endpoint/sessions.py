@@ -163,7 +163,7 @@ class Handler(Protocol):
     def taken(self, session: Session, request: int, count: int) -> None:
         """A frontend has taken so many parts of a stream, or bytes of generated text."""
 
-    def load(self, message: Load) -> None:
+    def want(self, message: Load) -> None:
         """A frontend wants a model."""
 
     def unload(self, model: str) -> None:

@@ -282,11 +282,11 @@ class Channel:
         sent = (each.message for each in self._pending.values() if each.message.work.model == model)
         return sum(message.work.cost for message in sent if not self._outstanding.rests(message))
 
-    def load(self, model: str, explicit: bool = False) -> bool:
+    def send_load(self, model: str, explicit: bool = False) -> bool:
         """Ask the worker to load a model. The answer is a new state of the model. False if nothing was sent."""
         return self.state == "ready" and self._send(Load(model, explicit))
 
-    def unload(self, model: str) -> bool:
+    def send_unload(self, model: str) -> bool:
         """Ask the worker to unload a model. The answer is a new state of the model. False if nothing was sent."""
         return self.state == "ready" and self._send(Unload(model))
 

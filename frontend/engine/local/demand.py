@@ -173,7 +173,7 @@ class Demand:
         if slot is None or now - self._asked.get((slot, model), _NEVER).at_s < ASK_EVERY_S:
             return
         for channel in self._workers.channels:
-            if channel.slot == slot and channel.load(model):
+            if channel.slot == slot and channel.send_load(model):
                 self._asked[slot, model] = Asked(now, channel.models.get(model))
 
     def has_asked(self, model: str) -> bool:
@@ -208,7 +208,7 @@ class Demand:
         attempts = channel.models[model].attempts
         seen, asked = False, time.monotonic()
         # NOTE: ask a worker that has or loads the model too: an unload of the model may be on its way.
-        channel.load(model, explicit=True)
+        channel.send_load(model, explicit=True)
         self._asked[channel.slot, model] = Asked(asked, channel.models[model])
 
         def status() -> ModelStatus:
@@ -225,7 +225,7 @@ class Demand:
                 if late and not seen:
                     _refuse_unwanted(is_wanted)
                     asked = time.monotonic()
-                    channel.load(model, explicit=True)
+                    channel.send_load(model, explicit=True)
                 return late and seen
             if present.state == "loading":
                 return not wait
@@ -250,7 +250,7 @@ class Demand:
         _refuse_unwanted(is_wanted)
         for channel in behind:
             if channel.slot in failed:
-                channel.load(model, explicit=True)
+                channel.send_load(model, explicit=True)
         asked = time.monotonic()
 
         def refuses(channel: Channel) -> bool:
@@ -270,7 +270,7 @@ class Demand:
                 _refuse_unwanted(is_wanted)
                 asked = time.monotonic()
                 for channel in waiting:
-                    channel.load(model, explicit=True)
+                    channel.send_load(model, explicit=True)
             return not waiting
 
         await self._workers.wait(done, deadline_ns)
@@ -287,7 +287,7 @@ class Demand:
         attempts = {c.slot: c.models[model].attempts for c in having}
         for channel in self._workers.channels:
             if model in channel.models:
-                channel.unload(model)
+                channel.send_unload(model)
 
         def gone(channel: Channel) -> bool:
             status = channel.models.get(model, _NOTHING)

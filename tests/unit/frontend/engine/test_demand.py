@@ -51,12 +51,12 @@ class Asked:
         """The worker tells another state."""
         self.models = {MODEL: ModelStatus(MODEL, state, attempts=attempts, **more)}  # type: ignore[arg-type]
 
-    def load(self, model: str, explicit: bool = False) -> bool:
+    def send_load(self, model: str, explicit: bool = False) -> bool:
         """Remember it."""
         self.loads.append(explicit)
         return True
 
-    def unload(self, model: str) -> bool:
+    def send_unload(self, model: str) -> bool:
         """Remember it."""
         self.unloads.append(model)
         return True
