@@ -40,6 +40,7 @@ NAMES = (
     "sharing",
     "pictures",
     "cluster",
+    "cluster_text",
     "deaths",
 )
 
