@@ -197,7 +197,7 @@ def _command(line: str, conversation: Conversation, screen: ToolScreen | None) -
 
 def _choose(conversation: Conversation, model: str) -> str:
     """Ask `model` from here on, if the server has such a model; what to say. No name: the models that there are."""
-    absence, names = "", []
+    absence, names = "", None
     if model:
         absence = _absence(conversation.server, model)
     else:
@@ -206,7 +206,7 @@ def _choose(conversation: Conversation, model: str) -> str:
     if absence:
         return f"{absence}; the model is still {conversation.model}"
     conversation.model = model or conversation.model
-    return f"the model is {conversation.model}" + (f"; {listing(names)}" if names else "")
+    return f"the model is {conversation.model}" + ("" if names is None else f"; {listing(names)}")
 
 
 def _answer(conversation: Conversation, screen: ToolScreen | None, text: str) -> int:

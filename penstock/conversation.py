@@ -94,14 +94,14 @@ class Server:
         finally:
             connection.close()
 
-    def models(self) -> list[str]:
-        """Names of the models that write text, as far as the server tells; empty where no list comes.
+    def models(self) -> list[str] | None:
+        """Names of the models that write text, as far as the server tells; None where no list comes.
 
         Raises `NoAnswer` where no server answers.
         """
         told = self._told(MODELS, _Models)
         if told is None:
-            return []
+            return None
         others = {model.name for model in told.models if model.outputs}
         return [terminal.one_line(model.id) for model in told.data if model.id and model.id not in others]
 
@@ -115,7 +115,7 @@ class Server:
         if one is not None and not one.outputs:
             return ""
         names = self.models()
-        if not names or model in names:
+        if names is None or model in names:
             return ""
         why = "does not exist" if one is None else "generates no text"
         return f"model {model[:200]!a} {why}; {listing(names)}"
@@ -132,7 +132,7 @@ class Server:
 def listing(names: list[str]) -> str:
     """Names of models as a message has them."""
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"models of generated text: {', '.join(names[:_SHOWN])}{more}"
+    return f"models of generated text: {', '.join(names[:_SHOWN]) or 'none'}{more}"
 
 
 def _refusal(response: http.client.HTTPResponse) -> Refused:

@@ -205,7 +205,7 @@ def _from_cache(where: HubSource) -> Removal:
 
 
 def _from_directory(root: Path, gguf: str, catalogs: Iterable[Path]) -> Removal:
-    """A directory, or a GGUF file where the directory has other files. Raises `NotRemoved`."""
+    """A directory, or a GGUF file where the directory has other files or stays. Raises `NotRemoved`."""
     from workers.loading.gguf_file import parts_of
 
     if not root.is_dir():
@@ -214,7 +214,7 @@ def _from_directory(root: Path, gguf: str, catalogs: Iterable[Path]) -> Removal:
     parts = [root / name for name in parts_of(gguf)] if gguf else []
     if gguf and any(not part.is_file() for part in parts):
         raise NotRemoved(f"there is no {root / gguf}, so there is nothing to delete")
-    if gguf and at_top != {part.name for part in parts}:
+    if gguf and (at_top != {part.name for part in parts} or _stays(root, at_top, catalogs)):
 
         def delete() -> None:
             for part in parts:
@@ -230,6 +230,14 @@ def _from_directory(root: Path, gguf: str, catalogs: Iterable[Path]) -> Removal:
 
 def _nbytes(files: Iterable[Path]) -> int:
     return sum(path.lstat().st_size for path in files)
+
+
+def _stays(root: Path, at_top: Collection[str], catalogs: Iterable[Path]) -> bool:
+    try:
+        _refuse_more(root, at_top, catalogs)
+    except NotRemoved:
+        return True
+    return False
 
 
 def _refuse_more(root: Path, at_top: Collection[str], catalogs: Iterable[Path]) -> None:

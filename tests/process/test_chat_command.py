@@ -174,8 +174,11 @@ def test_a_server_of_others_has_the_models_of_its_list_and_none_is_refused_witho
     assert server.absence("x") == "model 'x' does not exist; models of generated text: a/b, c"
     many = b'{"data": [%s]}' % b",".join(b'{"id": "%d"}' % number for number in range(30))
     assert Told(models=many).absence("x").endswith(" 18, 19 and 10 more")
-    for body in (b"{", b"5", b"{}", b'{"data": [5]}', b'{"data": []}'):
-        assert Told(models=body).absence("x") == "" and Told(models=body).models() == []
+    vectors = b'{"data": [{"id": "v"}], "models": [{"name": "v", "outputs": ["dense"]}]}'
+    none = "model 'default' does not exist; models of generated text: none"
+    assert Told(models=vectors).absence("default") == Told(models=b'{"data": []}').absence("default") == none
+    for body in (b"{", b"5", b"{}", b'{"data": [5]}'):
+        assert Told(models=body).absence("x") == "" and Told(models=body).models() is None
     assert Told().absence("x") == "" and Told(models_x=b"{}").absence("x") == ""
     assert Told(models=listed).absence("\udcff").startswith("model '\\udcff' does not exist")
 

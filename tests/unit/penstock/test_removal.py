@@ -88,6 +88,15 @@ def test_nothing_goes_where_nobody_can_be_asked(
     assert place.exists()
 
 
+def test_a_gguf_file_goes_alone_out_of_the_working_directory(
+    hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = directory(tmp_path / "mine", "a.gguf")
+    monkeypatch.chdir(place)
+    assert main(["rm", "./a.gguf", "--yes"]) == 0
+    assert place.is_dir() and not list(place.iterdir())
+
+
 def test_a_gguf_file_goes_alone_where_its_directory_has_other_files(hub: Path, tmp_path: Path) -> None:
     place = directory(tmp_path / "mine", "a-00001-of-00002.gguf", "a-00002-of-00002.gguf", "notes.txt")
     assert main(["rm", str(place / "a-00001-of-00002.gguf"), "--yes"]) == 0
