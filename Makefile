@@ -41,6 +41,8 @@ PARTS = tests/conformance tests/fault tests/process tests/fuzz tests/unit
 SLOW = $(addprefix tests/unit/,workers/adapters workers/generation workers/loading penstock/own_models penstock/verification \
 	tools/test_import_rule.py tools/test_package_index.py)
 # Tests whose servers compute with real models, which `make test-gpu` repeats on the device.
+# `make check` runs these, with what pages and sites of documents say of the tree, so `make test` does not.
+PAGES = tests/unit/docs/test_site.py tests/unit/docs/test_docs_names.py
 ON_DEVICE = $(addprefix tests/conformance/test_,kserve_http.py ocr_models.py qwen3_vl.py score_families.py sie_extract_families.py \
 	sie_families_encode.py sie_images.py sie_visual_families.py) tests/process/test_chat_server.py
 # pytest ends with 5 when ARGS choose no test.
@@ -64,7 +66,7 @@ run-chat: $(STAMP)run ## start a server of the small chat model alone
 	exec $(BIN)/penstock serve --catalog $(VENV)/demo-chat --bind 127.0.0.1:$(PORT) $(ARGS)
 
 test: $(STAMP)dev ## run the default test suite (no GPU, no hub; about 19 minutes on two cores)
-	$(PYTEST) $(SPREAD) $(PARTS) $(ARGS) $(NONE_IS_FINE)
+	$(PYTEST) $(SPREAD) $(addprefix --ignore=,$(PAGES)) $(PARTS) $(ARGS) $(NONE_IS_FINE)
 
 test-fast: $(STAMP)dev ## run the unit tests that run no model, with few drawn examples (about three minutes; starts no server)
 	$(PYTEST) -n 2 --dist loadgroup --no-loadscope-reorder --hypothesis-profile=fast $(addprefix --ignore=,$(SLOW)) tests/unit \
@@ -98,7 +100,7 @@ check: $(STAMP)dev ## lint, format, types, import rule, structure, sizes, duplic
 	$(BIN)/python -m tools.structure
 	$(BIN)/python -m tools.sizes
 	$(BIN)/python -m tools.duplication
-	$(BIN)/python -m pytest -q tests/unit/docs/test_site.py tests/unit/docs/test_docs_names.py
+	$(BIN)/python -m pytest -q $(PAGES)
 
 pictures: $(STAMP)dev ## take the pictures of the live page anew (needs Chromium; some minutes)
 	$(DEMO_CHAT)

@@ -279,6 +279,7 @@ GLINERS = {GLINER: 0.72, GLINER_BI: 0.6}
 """Models with one encoder and with two, and a threshold that lets some of their findings pass."""
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("flat", [True, False])
 @pytest.mark.parametrize("multiple", [False, True])
 @pytest.mark.parametrize("model", GLINERS)

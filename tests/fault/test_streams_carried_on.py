@@ -106,7 +106,7 @@ def test_killed_workers_cost_no_stream_and_change_no_text(server: Server) -> Non
         with ExitStack() as stack:
             expected = texts(opened(stack, server, range(STREAMS)), pool)
         pieces, longest_s = sum(map(len, expected)), 0.0
-        wanted, hits = rounds(short=3, long=20), 0
+        wanted, hits = rounds(short=2, long=20), 0
         for kill in itertools.count():
             assert kill < 10 * wanted, f"{hits} of {kill} kills fell within a text"
             before = carried(server, "carried")

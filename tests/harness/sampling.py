@@ -33,9 +33,10 @@ def mark(items: Iterable[pytest.Item]) -> None:
 
 
 def _values_of(item: pytest.Item) -> set[Hashable]:
-    """Each parameter with the place of its value among its values."""
+    """The name of its value of each parameter, or of the parameters that have their values together."""
     callspec = getattr(item, "callspec", None)
-    return set(callspec.indices.items()) if callspec is not None else set()
+    # NOTE: the indices of pytest 9 number the cases, and not the values of a parameter.
+    return set(enumerate(callspec._idlist)) if callspec is not None else set()
 
 
 def choice(names: Sequence[str], values: Sequence[set[Hashable]], count: int | None = None) -> set[int]:

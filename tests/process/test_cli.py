@@ -354,6 +354,7 @@ def test_gunicorn_itself_refuses_a_mistake_with_exit_code_3(environment: dict[st
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("name", "text", "told"),
     [

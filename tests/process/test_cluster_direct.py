@@ -183,6 +183,7 @@ def test_an_input_alone_at_two_boxes_that_died_is_refused_and_others_are_served(
     wait_until(lambda: near.metric("penstock_poison_total", reason="refused") == 1, what="the count")
 
 
+@pytest.mark.long
 def test_boxes_die_and_leave_under_load_and_every_answer_is_right(
     near: Server, boxes: tuple[Box, Box]
 ) -> None:

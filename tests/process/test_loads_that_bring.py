@@ -313,6 +313,7 @@ def test_a_name_of_a_file_that_is_too_long_is_refused(server: Server) -> None:
     assert not kept(server)
 
 
+@pytest.mark.long
 def test_loads_of_one_model_at_the_same_time_come_one_after_another(server: Server, tmp_path: Path) -> None:
     program = (write_model(tmp_path, "add_sub") / "1" / "model.pt2").read_bytes()
     brought = {"file:1/model.pt2": base64.b64encode(program).decode()}
@@ -353,6 +354,7 @@ def test_the_limit_of_all_files_holds_for_loads_at_the_same_time(server: Server,
     assert not kept(server)
 
 
+@pytest.mark.long
 def test_an_override_in_force_outlives_frontends(server: Server) -> None:
     assert load(server, "add_sub", config=config_of(server, max_batch_size=3)).status == 200
     left = server.run_dir / "wishes" / "0123456789abcdef"

@@ -127,6 +127,7 @@ def cycled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("count", [20, pytest.param(100, marks=pytest.mark.long)])
 def test_memory_returns_to_its_base_after_every_load_and_unload(cycled: Server, count: int) -> None:
     assert growth(cycles(cycled, "org/sound", count)) < 0.05 * 8 * MIB

@@ -131,6 +131,7 @@ def test_files_that_change_take_effect_while_others_are_served(world: tuple[Serv
     assert server.worker_pid() is not None and "Traceback" not in server.log.partition("is ready")[2]
 
 
+@pytest.mark.long
 def test_a_new_latest_version_takes_over_without_a_gap_and_a_broken_one_not_at_all(
     world: tuple[Server, Path],
 ) -> None:

@@ -82,13 +82,15 @@ def test_a_model_in_a_file_is_served_beside_another_server_asked_and_stopped(pla
     assert_nothing_is_left(place)
 
 
-def test_settings_of_the_command_line_count_for_the_server_and_wrong_ones_are_refused(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_settings_of_the_command_line_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "x", "--set", "worker.nothing=1"]) == 3
     assert "worker.nothing" in capsys.readouterr().err
     assert main(["run", "x", "--set", "nothing"]) == 3
     assert "expected SECTION.FIELD=VALUE" in capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_settings_of_the_command_line_count_for_the_server(place: Path) -> None:
     with start(place, "hi", "--set", "limits.max_body_bytes=8") as run:
         _, errors = run.communicate(timeout=120)
     assert run.returncode == 1 and "request body too large" in errors

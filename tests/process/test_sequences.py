@@ -145,7 +145,13 @@ def test_a_model_in_the_form_of_triton_answers_over_both_contracts_as_it_does_th
 
 
 @pytest.mark.parametrize(
-    "model", ["accumulator", "accumulator_by_id", "accumulator_exported", "accumulator_script"]
+    "model",
+    [
+        "accumulator",
+        "accumulator_by_id",
+        pytest.param("accumulator_exported", marks=pytest.mark.long),
+        "accumulator_script",
+    ],
 )
 def test_more_sequences_than_slots_go_on_over_every_protocol_and_frontend(server: Server, model: str) -> None:
     count = 2 * WORKERS * SLOTS

@@ -30,6 +30,7 @@ def starting(
 ) -> Iterator[Server]:
     """A server whose frontend answers, while its models may still load."""
     server = make_server(tmp_path, models, settings, catalog)
+    server.fresh = False
     server.start()
     try:
         wait_until(lambda: answers(server), what="a frontend")
@@ -110,6 +111,7 @@ def test_a_server_none_of_whose_models_loads_is_alive_but_not_ready(tmp_path: Pa
         assert "  model      fake/broken: failed" in server.log and " is ready\n" not in server.log
 
 
+@pytest.mark.long
 def test_a_model_that_is_loaded_answers_while_another_of_the_start_loads(tmp_path: Path) -> None:
     models = Models(tmp_path / "models")
     models.write("org/early"), models.write("org/long", load_s=60)

@@ -117,6 +117,7 @@ def assert_silent_while_stopped(found: Site, pid: int) -> None:
     wait_until(lambda: answers(found.server, "/readyz") == 200, what="readiness again")
 
 
+@pytest.mark.long
 def test_a_worker_without_its_card_ends_with_the_code_that_systemd_tries_again(tmp_path: Path) -> None:
     server = make_server(tmp_path, settings={"worker.device": "cuda"})
     done = subprocess.run(

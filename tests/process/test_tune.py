@@ -44,6 +44,7 @@ def test_two_topologies_are_measured_and_the_settings_are_written(
     assert "  device: cpu  # no GPU here" in path.read_text()
 
 
+@pytest.mark.long
 def test_a_killed_tune_leaves_no_server_and_the_next_one_deletes_its_files(tmp_path: Path) -> None:
     command = ["tune", "fake/echo", "--quick", "--seconds", "60", "--catalog", str(FAKE_CATALOG)]
     command += [word for setting in (*SMALL, "worker.device=cpu") for word in ("--set", setting)]

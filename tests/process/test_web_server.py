@@ -51,6 +51,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         yield running
 
 
+@pytest.mark.long
 def test_a_server_searches_reads_pages_and_fetches_files(server: Server, site: Site) -> None:
     given = [
         (FIND, {"query": "rome"}),

@@ -92,6 +92,7 @@ def test_a_shell_is_given_the_names_of_the_settings_file_and_its_catalog(
     assert "BAAI/bge-m3" in capsys.readouterr().out.split()
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -151,6 +152,7 @@ def test_the_program_alone_prints_the_help(capsys: pytest.CaptureFixture[str]) -
     assert out.startswith("usage: penstock") and "start the server" in out
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("command", ["status", "ps", "sweep", "show a", "models show a"])
 def test_commands_that_look_take_an_address_of_this_machine_in_each_form(
     command: str, monkeypatch: pytest.MonkeyPatch
@@ -195,6 +197,7 @@ def test_commands_that_ask_take_an_address_in_each_form(command: str) -> None:
         assert target.url_of(options, config) == url
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("command", ["serve", "status", "chat"])
 @pytest.mark.parametrize(
     ("configured", "flags", "bind"),

@@ -177,6 +177,7 @@ def test_a_small_body_is_not_counted() -> None:
     check_values(b"[" + b"0," * (UNCHECKED_NBYTES // 2 - 2) + b"0]", False, 1)
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize(
     "value",
     [

@@ -238,6 +238,7 @@ def test_every_field_and_parameter_is_described() -> None:
     assert _without_words({"paths": DOCUMENT["paths"], **DOCUMENT["components"]}, "") == []
 
 
+@pytest.mark.long
 def test_the_document_of_a_gateway_is_as_good_and_has_pools_and_configurations_beside() -> None:
     known = protocols(is_gateway=True)
     document = json.loads(known.schema())

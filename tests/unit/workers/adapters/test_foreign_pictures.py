@@ -371,6 +371,7 @@ def test_a_damaged_file_ends_the_load_and_is_named(files: Path, file: str, value
         is_seeing(files)
 
 
+@pytest.mark.long
 def test_a_model_that_does_not_take_what_its_processor_makes_reads_texts(
     files: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -144,6 +144,7 @@ def test_the_activation_that_sentence_transformers_stored_is_used_if_it_is_one_o
     assert np.allclose(scores(load(CrossEncoderAdapter, tmp_path), QUERY, DOCUMENTS), expected, atol=1e-5)
 
 
+@pytest.mark.long
 def test_the_default_prompt_that_sentence_transformers_stored_stands_before_the_query(
     place: Path, tmp_path: Path
 ) -> None:

@@ -22,6 +22,7 @@ def sequences() -> list[TokenSequence]:
     return [TokenSequence(random.integers(10, 100, length), seen=seen) for length, seen in LENGTHS]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["dense_mean", "dense_modernbert", "dense_xlmr", "dense_mpnet"])
 def test_unseen_tokens_get_vectors_and_give_none_to_others(tmp_path: Path, name: str) -> None:
     torch.set_num_threads(1)

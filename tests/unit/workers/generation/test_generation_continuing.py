@@ -108,6 +108,7 @@ def test_reasoning_goes_on_where_the_begun_answer_left_reasoning_open(
     model.grammars.close()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ["chatml", "qwen3", "harmony", "mistral", "llama3"])
 def test_grammars_hold_from_the_joint_on(kind: str) -> None:
     model = Model(kind)

@@ -431,6 +431,7 @@ def test_recursive_and_wide_schemas_are_followed(known: Any) -> None:
     assert answer.calls and all(set(arguments) == {"next"} for _, arguments in answer.calls)
 
 
+@pytest.mark.long
 def test_a_thousand_functions_can_be_forced(known: Any) -> None:
     many = [_function(f"f{number}", {f"a{number}": _DAYS}, [f"a{number}"]) for number in range(1000)]
     for count in (128, 1000):
