@@ -215,6 +215,18 @@ class Quantizer:
             held,
             rest,
         )
+        named = model.named_parameters()
+        experts = sum(weight.nbytes for name, weight in named if ".experts." in name and weight.dim() > 1)
+        if experts:
+            # NOTE: transformers keeps the experts of a layer as one tensor, which is no linear layer.
+            log.warning(
+                "%s: precision %s leaves the experts as %s: %d of %d bytes of weights",
+                type(model).__name__,
+                self.kind,
+                str(self._dtype).removeprefix("torch."),
+                experts,
+                held + rest,
+            )
         for (stored, product), count in sorted(self._told.items()):
             log.info(
                 "precision %s on %s: %d weights of %s are multiplied as %s",

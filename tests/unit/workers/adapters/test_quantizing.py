@@ -18,7 +18,7 @@ from torch import nn
 from ipc.catalog.entries import BadFile
 from ipc.catalog.reading import read_entry
 from ipc.wire.messages import Ending, GenerateCall, Sampling
-from tests.tiny import chat_tokenizers, gguf_models, loras, quantized_models
+from tests.tiny import causal, chat_tokenizers, gguf_models, loras, quantized_models
 from tests.tiny.quantized_models import LAYOUTS
 from tests.unit.workers.adapters import test_causal_adapter
 from tests.unit.workers.adapters.test_quantized_linears import without_integers
@@ -183,6 +183,17 @@ def test_blocks_of_a_gguf_file_stay_or_become_int8_which_the_log_says(
     told = {"Q8_0": "int8 in groups of 32 are multiplied as int8 with a scale for each output"}
     assert f"precision {kind} on cpu: " in caplog.text and told.get(stored, "") in caplog.text
     assert is_near(adapter, wanted) < 4e-2
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "llama"])
+def test_the_log_tells_that_experts_stay_floats_and_how_many_bytes_they_have(
+    family: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = causal.make(family)
+    experts = sum(weight.nbytes for name, weight in model.named_parameters() if ".experts." in name)
+    Quantizer(INT8, torch.float32, torch.device("cpu")).finish(model)
+    told = f"precision int8 leaves the experts as float32: {experts} of "
+    assert (told in caplog.text) == bool(experts) == (family == "qwen3_moe")
 
 
 @pytest.mark.parametrize(
