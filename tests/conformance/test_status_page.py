@@ -322,9 +322,7 @@ def test_the_time_without_a_worker_is_red_from_its_death_to_its_return(server: S
     assert told == [[80, 70], [65, 60], [41, 20], [9, 3]], (
         "before the page watched, in the server's ten seconds"
     )
-    page.until(
-        "document.querySelector('#tile-requests .down-time').getAttribute('d').split('M').length >= 5"
-    )
+    page.until("document.querySelector('#tile-requests .down-time').getAttribute('d').split('M').length >= 5")
     assert "red: a worker was down" in page.text("#traffic-note")
 
 
