@@ -6,7 +6,8 @@
 3. The local engine runs the work, with its own rule of retries. The result leaves, and is kept until the gateway says
    that it has the result, at most `keep_results_s` and `keep_result_bytes`.
 4. Work of a gateway that has been silent for `gateway_silence_s` is cancelled, and its late items are dropped.
-5. A text leaves in pieces before its result (`texts`).
+5. A text leaves in pieces before its result (`texts`). A text that waits for its gateway is claimed again each
+   `REST_S`, since the word that nobody waits for the text may be lost: then the gateway says so again.
 6. The id of an item that its gateway dropped is remembered for `DROPPED_S`: a copy of the item may still arrive.
 """
 
@@ -74,6 +75,7 @@ from ipc.wire.messages import GenerateCall, Work
 log = logging.getLogger(__name__)
 
 DROPPED_S = 60.0
+REST_S = 5.0
 SLACK_NBYTES = 4096
 """Room for the message beside the bytes of a kept answer."""
 ACK, NAK, TERM, WORKING = b"+ACK", b"-NAK", b"+TERM", b"+WPI"
@@ -145,6 +147,8 @@ class Intake:
         self._kept: OrderedDict[str, Running] = OrderedDict()
         self.kept_nbytes = 0
         self._dropped: OrderedDict[str, int] = OrderedDict()
+        self._rested_ns = now_ns()
+        """When texts that wait for their gateways were claimed last."""
         self._gateways: dict[str, Silence] = {}
         self._claims: dict[str, list[tuple[str, str]]] = {}
         self._confirmed = asyncio.Event()
@@ -470,6 +474,10 @@ class Intake:
                     self._stop(name)
                 if now_ns - gateway.heard_ns > DROPPED_S * 1e9:
                     del self._gateways[router]
+        if now_ns - self._rested_ns >= REST_S * 1e9:
+            self._rested_ns = now_ns
+            for stream in self._texts.resting:
+                self._claim(stream.router, stream.name, "")
         before_ns = now_ns - int(self._cluster.keep_results_s * 1e9)
         while self._kept and next(iter(self._kept.values())).ended_ns < before_ns:
             self._forget(next(iter(self._kept)))

@@ -170,6 +170,8 @@ class TextStream:
         self.kept: deque[Piece] = deque()
         self._kept_nbytes = self._taken_nbytes = 0
         self._flow, self._room = Flow(WINDOW_NBYTES), asyncio.Event()
+        self.rests = False
+        """Whether the text waits for its gateway."""
         self._waiting: list[Entry] = []
         self._told: Origin | None = None
         self._origin: Origin | None = None
@@ -187,6 +189,10 @@ class TextStream:
 
     def tell(self, events: Sequence[Event], mark: Mark | None, fresh: Counter[int]) -> None:
         """Events have come, with their mark and the tokens of each choice since the events before."""
+        for event in events:
+            if isinstance(event, Text | Reasoning):
+                # The text counts these itself; what is left are tokens of calls.
+                fresh[event.choice] -= event.tokens
         entries = [entry for event in events for entry in _entries(event, fresh)]
         for choice, ids in enumerate(mark.ids if mark is not None else ()):
             if ids:
@@ -208,8 +214,10 @@ class TextStream:
     async def room(self) -> None:
         """Wait until the gateway takes more."""
         while not (self._flow.open and self._kept_nbytes < KEPT_NBYTES):
+            self.rests = True
             self._room.clear()
             await self._room.wait()
+        self.rests = False
 
     def cut(self) -> list[Piece]:
         """What waits, as pieces, which are kept."""
@@ -262,9 +270,8 @@ def _attach(entries: list[Entry], choice: int, ids: bytes) -> None:
 
 
 def _entries(event: Event, fresh: Counter[int]) -> Iterator[Entry]:
-    """The entries of an event. `fresh` has the tokens of each choice that no entry counts yet."""
+    """The entries of an event. `fresh` has the tokens of each choice that belong to its calls."""
     if isinstance(event, Text | Reasoning):
-        fresh[event.choice] -= event.tokens
         kind = TEXT if isinstance(event, Text) else REASONING
         yield from _cut(Entry(event.choice, kind, event.text, event.tokens, logprobs=event.logprobs))
     elif isinstance(event, CallEvent):
@@ -398,6 +405,11 @@ class Texts:
         return Pieces(
             VERSION, self._box, self._life, names, [piece.number for _, piece in pieces], deltas, origins
         )
+
+    @property
+    def resting(self) -> Iterator[TextStream]:
+        """The texts that wait for their gateways."""
+        return (stream for stream in self._streams.values() if stream.rests)
 
     def pieces_of(self, name: str) -> int:
         """How many pieces an item has told, all of them sent."""

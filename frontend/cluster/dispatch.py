@@ -144,6 +144,8 @@ class Dispatch:
         self._dropped: dict[str, list[str]] = {}
         self.counts: Counter[tuple[str, str]] = Counter()
         """(what, label): lane by `queue` or `direct`, resent by reason, duplicate, dropped and claims without."""
+        self.on_ask: Callable[[Iterable[Held]], None] = lambda helds: None
+        """Told of texts before their boxes are asked."""
         boxes.on_death = self._died
 
     def begin(self, held: Held) -> None:
@@ -392,7 +394,7 @@ class Dispatch:
 
     def tick(self) -> None:
         """Ask boxes that have been silent about an item for too long; call this often."""
-        now_ns, asked = self._now_ns(), dict[str, list[str]]()
+        now_ns, asked, texts = self._now_ns(), dict[str, list[str]](), list[Held]()
         for held in list(self.items.values()):
             silent_ns = now_ns - held.heard_ns
             if held.queued and not held.boxes and not held.future.done() and silent_ns > OLD_NS:
@@ -404,8 +406,11 @@ class Dispatch:
                     self._again(held, "silence")
                 continue
             held.heard_ns = now_ns
+            if held.is_text:
+                texts.append(held)
             for life in held.boxes:
                 asked.setdefault(life, []).append(held.id)
+        self.on_ask(texts)
         for life, items in asked.items():
             self._tell(life, Ask, items)
 

@@ -5,7 +5,8 @@
 2. Pieces arrive in order. A piece behind a gap is dropped, and the box is asked for what lacks. The entries of a piece
    are read as those of a worker (`frontend.engine.streams.delta_stream`).
 3. Boxes hear what has come and what clients have taken: words of `TELL_EVERY_S` together, once a text has
-   `TELL_PIECES` more pieces or a client has taken half of a window.
+   `TELL_PIECES` more pieces or a client has taken half of a window. A word may be lost, so a box hears the same again
+   before the box is asked.
 4. A box that dies, gives the text back or drains is followed by another one with the same model. The text goes on
    behind the ids that have come, after deaths at most `generation.continuations` times. Before its first piece of text
    a request begins anew.
@@ -17,7 +18,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from frontend.cluster.boxes import Box, Boxes
@@ -168,6 +169,7 @@ class Texts:
         self._seldom = Seldom(log)
         self._runs: dict[Held, TextRun] = {}
         self._owed: set[TextRun] = set()
+        office.dispatch.on_ask = self._asked
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -285,6 +287,12 @@ class Texts:
                     # NOTE: `resume` tells again.
                     return
 
+    def _asked(self, helds: Iterable[Held]) -> None:
+        """Boxes of silent texts are asked: first tell them what has come, since they may wait for that word alone."""
+        self._owed.update(run for held in helds if (run := self._runs.get(held)) is not None)
+        if self._owed:
+            self.say_taken()
+
     def resume(self) -> None:
         """A broker is there again: words may be lost."""
         for run in self._runs.values():
@@ -357,7 +365,13 @@ class ClusterText(CarriedText):
         if self._progress.gap is not None:
             self._progress.gap.sent(time.monotonic_ns())
         stream = DeltaStream(
-            run, 0, run.final, self._pace, self._progress, why_move=lambda: self._why_move(run)
+            run,
+            0,
+            run.final,
+            self._pace,
+            self._progress,
+            lambda error: self._suspect(run),
+            lambda: self._why_move(run),
         )
         return await stream.begun()
 
@@ -392,6 +406,11 @@ class ClusterText(CarriedText):
             return None
         return Draining("this box is stopping", retry_after_s=1)
 
+    def _suspect(self, run: TextRun) -> None:
+        """A box has died on the text. A text that may go on is judged once nobody goes on (`_follow`)."""
+        if not self._progress.can_go_on:
+            self._texts.judge(run)
+
     async def _begin_anew(self, error: PenstockError) -> None:
         self._run.close()
         if not self._may_follow(error):
@@ -399,7 +418,10 @@ class ClusterText(CarriedText):
         await self.begun()
 
     async def _follow(self, error: PenstockError) -> bool:
-        return self._may_follow(error)
+        follows = self._may_follow(error)
+        if not follows and isinstance(error, BoxLost) and error.suspect:
+            self._texts.judge(self._box)
+        return follows
 
     def _may_follow(self, error: PenstockError) -> bool:
         """Note that a box has lost the text; whether another one may have it."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from frontend.bridge.intake import REST_S
 from frontend.cluster.dispatch import BoxLost
 from frontend.cluster.texts import TELL_EVERY_S, ClusterText
 from frontend.engine.events import (
@@ -351,6 +352,7 @@ def test_a_box_that_dies_later_is_followed_behind_its_last_token(monkeypatch: py
             after.say(Started(5, 4), Text(0, "c"), Finished(0, "stop", None, 2), ids=[packed(5), b""])
             after.end()
             await reader.task
+        assert not joined.gateway.poison, "a text that a death did not end is no suspect"
         events = [event for event in reader.events if not isinstance(event, (CallBegun, CallEnded))]
         assert events[:-1] == [
             Started(5, 3),
@@ -407,6 +409,7 @@ def test_a_text_goes_on_so_often_and_then_ends_with_one_error(
         assert reader.words == "01"[: most + 1]
         assert isinstance(reader.error, WorkerLost) and not isinstance(reader.error, BoxLost)
         assert joined.outcomes == ["carried"] * most + ["refused" if most else "unkept"]
+        assert joined.gateway.poison.is_suspect(MODEL, joined.work().call)
 
     play(monkeypatch, scene, "a", "b", "c", continuations=most)
 
@@ -423,6 +426,7 @@ def test_a_text_that_its_box_does_not_keep_ends_with_the_box(monkeypatch: pytest
             await reader.task
         assert reader.words == "a" and isinstance(reader.error, WorkerLost)
         assert joined.outcomes == ["unkept"]
+        assert joined.gateway.poison.is_suspect(MODEL, joined.work().call)
 
     play(monkeypatch, scene, "a", "b")
 
@@ -649,5 +653,102 @@ def test_a_result_says_how_many_pieces_came_before(monkeypatch: pytest.MonkeyPat
         assert read_result(data)[1].pieces == sum(
             len(read_pieces(each).names) for each in joined.messages("texts")
         )
+
+    play(monkeypatch, scene, "a")
+
+
+def test_credit_that_was_lost_is_told_again_when_the_box_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the box lost its broker for a moment, so nothing but the silence tells that a word was lost."""
+
+    async def scene(joined: Joined) -> None:
+        async with reading(joined) as reader:
+            [text] = joined.engines["a"].texts
+            joined.lose = lambda subject, data: subject.endswith(".word")
+            for at in range(3):
+                text.say(Text(0, f"{at}" * (WINDOW_NBYTES // 2)))
+            await turn()
+            joined.gateway.texts.say_taken()
+            await turn()
+            assert text.read == 2 and len(reader.words) == WINDOW_NBYTES
+            joined.lose = lambda subject, data: False
+            joined.tick(joined.gateway.dispatch._ask_ns / 1e9)
+            await turn()
+            assert text.read == 3
+            # The pieces were confirmed before the box was asked, so none of them is sent again.
+            assert len({data for data in joined.messages("texts")}) == len(joined.messages("texts"))
+            text.say(DONE)
+            text.end()
+            await reader.task
+        assert len(reader.words) == 3 * (WINDOW_NBYTES // 2)
+
+    play(monkeypatch, scene, "a")
+
+
+def test_a_resting_text_of_a_box_that_comes_back_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The box was only silent: the gateway has given the text up, and nothing that the box sends would tell the box."""
+
+    async def scene(joined: Joined) -> None:
+        async with reading(joined) as reader:
+            first = only(joined)
+            [text] = joined.engines[first].texts
+            reader.reads.clear()
+            text.say(Text(0, "x" * WINDOW_NBYTES), ids=[packed(1)])
+            text.say(Text(0, "y"), ids=[packed(2)])
+            await turn()
+            joined.die(first)
+            await turn()
+            joined.bridges[first].broker.up = True
+            joined.beat(first)
+            await turn()
+            assert text.read == 1 and not text.has_ended
+            intake = joined.bridges[first].intake
+            later_ns = intake._now_ns() + int(REST_S * 1e9)
+            intake._now_ns = lambda: later_ns
+            intake.heard(joined.gateway.router)
+            intake.tick(connected=True)
+            await turn()
+            assert text.has_ended and not len(intake)
+
+    play(monkeypatch, scene, "a", "b")
+
+
+def test_a_text_that_rests_for_its_client_goes_on_when_its_box_claims_it_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scene(joined: Joined) -> None:
+        async with reading(joined) as reader:
+            [text] = joined.engines["a"].texts
+            reader.reads.clear()
+            text.say(Text(0, "x" * WINDOW_NBYTES))
+            text.say(DONE)
+            text.end()
+            await turn()
+            intake, claims = joined.bridges["a"].intake, len(joined.messages("words"))
+            later_ns = intake._now_ns() + int(REST_S * 1e9)
+            intake._now_ns = lambda: later_ns
+            intake.heard(joined.gateway.router)
+            for _ in range(3):
+                intake.tick(connected=True)
+                await turn()
+            assert len(joined.messages("words")) == claims + 1 and not text.has_ended
+            reader.reads.set()
+            await turn()
+            joined.gateway.texts.say_taken()
+            await reader.task
+        assert reader.words == "x" * WINDOW_NBYTES
+
+    play(monkeypatch, scene, "a")
+
+
+def test_tokens_of_calls_and_text_that_come_together_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(joined: Joined) -> None:
+        scope = joined.scope()
+        pace = pace_for(scope)
+        async with joined.engine.generate(scope, joined.work(), pace) as text:
+            [played] = joined.engines["a"].texts
+            played.pace.step(0, 7, 1)
+            played.say(Text(0, "a", 1), CallBegun(0, 0, "call-" + "u" * 36, "f"), CallEnded(0), Text(0, "b", 2))
+            await anext(text)
+            assert pace._tokens == {0: 10}
 
     play(monkeypatch, scene, "a")
