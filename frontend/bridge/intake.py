@@ -30,11 +30,13 @@ from frontend.cluster.broker import readable
 from frontend.cluster.transfers import TransferFailed, Transfers
 from frontend.engine.answer import shifted
 from frontend.engine.interface import Engine, Models
+from frontend.generation.fields import MAX_CHOICES
 from frontend.scope import scope_of_ids
 from ipc import deadline
 from ipc.errors import (
     DependencyConflict,
     Draining,
+    InvalidInput,
     ModelNotFound,
     ModelNotLoaded,
     NoReplica,
@@ -486,10 +488,12 @@ class Intake:
 
 
 def _check(kind: str, work: Work) -> None:
-    """Raise `Unsupported` for what a bridge does not run."""
+    """Raise `Unsupported` for what a bridge does not run, and `InvalidInput` for texts of too many choices."""
     if kind not in (RUN, TEXT):
         raise Unsupported(f"items of the kind {kind[:32]!a} are not known to this box")
     if isinstance(work.call, GenerateCall) != (kind == TEXT):
         raise Unsupported(f"an item of the kind {kind!a} asks for work of another kind")
     if work.parts or work.step is not None:
         raise Unsupported("answers in parts and sequences do not run between hosts yet")
+    if isinstance(work.call, GenerateCall) and not 1 <= work.call.n <= MAX_CHOICES:
+        raise InvalidInput(f"n: {work.call.n} is not in 1 to {MAX_CHOICES}")

@@ -32,7 +32,10 @@ from ipc.wire.streams import (
 )
 
 Number = Annotated[int, msgspec.Meta(ge=1, le=1 << 62)]
-Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
+MOST_COUNT, MOST_CALLS = 1 << 40, 1 << 16
+"""Most tokens that a message may count, and most calls of a choice that a box may be told of: it notes each one."""
+Count = Annotated[int, msgspec.Meta(ge=0, le=MOST_COUNT)]
+Calls = Annotated[int, msgspec.Meta(ge=0, le=MOST_CALLS)]
 TOKEN_NBYTES = 4
 """Of each id in `Deltas.written` and `Written.choices`."""
 
@@ -75,7 +78,7 @@ class Before(Message, frozen=True, tag="before"):
     deaths: Count = 0
     moves: Count = 0
     pictures: str = ""
-    calls: list[Count] = msgspec.field(default_factory=list)
+    calls: list[Calls] = msgspec.field(default_factory=list)
     has_text: bool = False
 
 
@@ -91,8 +94,8 @@ def read_pieces(data: bytes) -> Pieces:
         raise ProtocolError("the columns of a text have different lengths")
     if not _lies_in(deltas.ids, names) or not _lies_in(deltas.kinds, CALL_CUT + 1):
         raise ProtocolError("an entry of a text names no text, or is of no kind")
-    if min(deltas.choices, default=0) < 0 or min(deltas.tokens, default=0) < 0:
-        raise ProtocolError("an entry of a text names no choice, or counts less than no tokens")
+    if min(deltas.choices, default=0) < 0 or not _are_counts(deltas.tokens):
+        raise ProtocolError("an entry of a text names no choice, or counts what are no tokens")
     if any(len(ids) % TOKEN_NBYTES for ids in deltas.written):
         raise ProtocolError("an entry of a text has a part of a token")
     _check_maps(deltas)
@@ -103,8 +106,17 @@ def _lies_in(places: Sequence[int], count: int) -> bool:
     return not places or (min(places) >= 0 and max(places) < count)
 
 
+def _are_counts(counts: Sequence[int]) -> bool:
+    return _lies_in(counts, MOST_COUNT + 1)
+
+
 def _check_maps(deltas: Deltas) -> None:
     """Raise `ProtocolError` for an entry without what its kind needs, and for an end without a known reason."""
+    # Metrics count these, and one that would go down ends the writing of all.
+    starts = (each for start in deltas.starts.values() for each in (start.prompt_tokens, start.cached_tokens))
+    ends = (each for finish in deltas.finishes.values() for each in (finish.tokens, finish.reasoning_tokens))
+    if not _are_counts([*starts, *ends]):
+        raise ProtocolError("a start or an end of a text counts what are no tokens")
     for at, kind in enumerate(deltas.kinds):
         if kind == FINISHED:
             finish = deltas.finishes.get(at)

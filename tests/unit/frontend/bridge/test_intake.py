@@ -14,6 +14,7 @@ from frontend.bridge.meter import Meter
 from frontend.cluster.transfers import Transfers
 from frontend.engine.answer import Answer
 from frontend.engine.interface import Payload
+from frontend.generation.fields import MAX_CHOICES
 from frontend.scope import RequestScope
 from ipc.errors import QueueFull, WorkerCrashed
 from ipc.memory.tensors import layout
@@ -22,6 +23,7 @@ from ipc.settings import Cluster, Settings
 from ipc.wire.cluster import (
     ENSURE,
     RUN,
+    TEXT,
     VERSION,
     Ask,
     Carried,
@@ -36,7 +38,7 @@ from ipc.wire.cluster import (
     read_from_box,
     read_result,
 )
-from ipc.wire.messages import EncodeCall, InferCall, InputItem, Result, Step, Timing, Work
+from ipc.wire.messages import EncodeCall, GenerateCall, InferCall, InputItem, Result, Step, Timing, Work
 
 ROUTER = "r0uter"
 SETTINGS = Settings(cluster=Cluster(box="a", keep_result_bytes=100_000))
@@ -357,11 +359,16 @@ def test_what_cannot_run_between_hosts_is_refused_by_name() -> None:
             stage.item(2, work=msgspec.structs.replace(WORK, parts=8)),
             stage.item(3, kind="dance"),
             stage.item(4, kind="\x00"),
+            *(
+                stage.item(5 + at, kind=TEXT, work=Work("m", GenerateCall(text="a", n=n), 0, 1, "q"))
+                for at, n in enumerate((-1, 0, MAX_CHOICES + 1, 1 << 62))
+            ),
         ]
         for item in refused:
             stage.intake.take(item)
         await stage.turn()
-        assert [result.error_code for result in stage.results] == ["UNSUPPORTED"] * 4
+        expected = ["UNSUPPORTED"] * 4 + ["INVALID_INPUT"] * 4
+        assert [result.error_code for result in stage.results] == expected
         assert not stage.engine.runs
 
     played(scene)

@@ -675,7 +675,7 @@ def test_credit_that_was_lost_is_told_again_when_the_box_is_asked(monkeypatch: p
             await turn()
             assert text.read == 3
             # The pieces were confirmed before the box was asked, so none of them is sent again.
-            assert len({data for data in joined.messages("texts")}) == len(joined.messages("texts"))
+            assert len(set(joined.messages("texts"))) == len(joined.messages("texts"))
             text.say(DONE)
             text.end()
             await reader.task
@@ -747,7 +747,9 @@ def test_tokens_of_calls_and_text_that_come_together_count_once(monkeypatch: pyt
         async with joined.engine.generate(scope, joined.work(), pace) as text:
             [played] = joined.engines["a"].texts
             played.pace.step(0, 7, 1)
-            played.say(Text(0, "a", 1), CallBegun(0, 0, "call-" + "u" * 36, "f"), CallEnded(0), Text(0, "b", 2))
+            played.say(
+                Text(0, "a", 1), CallBegun(0, 0, "call-" + "u" * 36, "f"), CallEnded(0), Text(0, "b", 2)
+            )
             await anext(text)
             assert pace._tokens == {0: 10}
 

@@ -9,7 +9,15 @@ import pytest
 
 from ipc.errors import ProtocolError
 from ipc.wire.cluster import VERSION, Taken, encode, read_to_box
-from ipc.wire.cluster_text import Before, Origin, Pieces, read_before, read_pieces
+from ipc.wire.cluster_text import (
+    MOST_CALLS,
+    MOST_COUNT,
+    Before,
+    Origin,
+    Pieces,
+    read_before,
+    read_pieces,
+)
 from ipc.wire.messages import Written
 from ipc.wire.streams import (
     CALL_CUT,
@@ -71,6 +79,13 @@ def test_pieces_come_as_they_were_sent() -> None:
         changed(kinds=[STARTED, TEXT, CALLED, FINISHED], starts={}),
         changed(finishes={}),
         changed(finishes={3: Finish("because")}),
+        changed(finishes={3: Finish("stop", None, -1)}),
+        changed(finishes={3: Finish("stop", None, 1, -1)}),
+        changed(finishes={3: Finish("stop", None, MOST_COUNT + 1)}),
+        changed(starts={0: Start(-3)}),
+        changed(starts={0: Start(3, -1)}),
+        changed(starts={0: Start(MOST_COUNT + 1)}),
+        changed(tokens=[0, MOST_COUNT + 1, 2, 0]),
     ],
 )
 def test_pieces_whose_columns_disagree_are_refused(data: bytes) -> None:
@@ -91,6 +106,7 @@ def test_a_beginning_comes_as_it_was_sent() -> None:
         (encode(BEFORE), 1),
         (encode(msgspec.structs.replace(BEFORE, calls=[1])), 2),
         (encode(msgspec.structs.replace(BEFORE, calls=[1, -1])), 2),
+        (encode(msgspec.structs.replace(BEFORE, calls=[1, MOST_CALLS + 1])), 2),
         (encode(msgspec.structs.replace(BEFORE, deaths=-1)), 2),
         (encode(msgspec.structs.replace(BEFORE, written=Written(7, [b"\1\0\0", b""], [False, True]))), 2),
         (encode(msgspec.structs.replace(BEFORE, written=Written(7, [b"", b""], [False]))), 2),
