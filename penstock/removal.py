@@ -185,19 +185,26 @@ def _from_cache(where: HubSource) -> Removal:
     paths = {file.file_path.relative_to(each.snapshot_path).as_posix() for each, file in _files(where.repo)}
     if where.gguf and len(choices(sorted(paths))) > 1:
         names = set(parts_of(where.gguf))
-        places = [
-            (file.file_path, file.blob_path, file.size_on_disk)
+        files = [
+            (file.file_path.relative_to(each.snapshot_path).as_posix() in names, file)
             for each, file in _files(where.repo)
-            if file.file_path.relative_to(each.snapshot_path).as_posix() in names
         ]
-        if not places:
+        links = [file.file_path for is_named, file in files if is_named]
+        if not links:
             raise NotRemoved(f"{where.gguf} is not in the hub cache, so there is nothing to delete")
-        sizes = {blob: size for _, blob, size in places}
+        # NOTE: a link may lead out of the cache, and files of the same content are one blob.
+        kept, root = {file.blob_path for is_named, file in files if not is_named}, found.repo_path.resolve()
+        sizes = {
+            file.blob_path: file.size_on_disk
+            for is_named, file in files
+            if is_named
+            and file.blob_path not in kept
+            and file.blob_path.parent.resolve().is_relative_to(root)
+        }
 
         def delete() -> None:
-            for link, blob, _ in places:
-                link.unlink(missing_ok=True)
-                blob.unlink(missing_ok=True)
+            for path in (*links, *sizes):
+                path.unlink(missing_ok=True)
 
         return Removal(sum(sizes.values()), f"{where.gguf} in {found.repo_path}", delete)
     # NOTE: `delete_revisions` of the library takes commits, and copies of a repository share commits.

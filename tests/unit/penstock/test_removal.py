@@ -141,3 +141,19 @@ def test_the_other_models_go_where_one_cannot(
     missing, gone = json.loads(capsys.readouterr().out)
     assert "no model of the catalog" in missing["error"] and not missing["bytes"]
     assert gone == {"model": str(place), "bytes": 5, "error": ""}
+
+
+def test_files_behind_links_of_the_cache_stay_and_so_do_contents_that_another_model_has(
+    hub: Path, tmp_path: Path
+) -> None:
+    cached(hub, "org/quants", "m-Q4_K_M.gguf", "m-Q8_0.gguf", "m-F16.gguf")
+    links = {path.name: path for path in hub.rglob("snapshots/*/*.gguf")}
+    outside = directory(tmp_path / "elsewhere", "mine.gguf") / "mine.gguf"
+    links["m-Q8_0.gguf"].unlink()
+    links["m-Q8_0.gguf"].symlink_to(outside)
+    links["m-F16.gguf"].unlink()
+    links["m-F16.gguf"].symlink_to(links["m-Q4_K_M.gguf"].readlink())
+    assert main(["rm", "org/quants:Q8_0", "--yes"]) == 0
+    assert outside.exists() and not links["m-Q8_0.gguf"].is_symlink()
+    assert main(["rm", "org/quants:F16", "--yes"]) == 0
+    assert not links["m-F16.gguf"].is_symlink() and links["m-Q4_K_M.gguf"].exists()
