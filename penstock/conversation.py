@@ -125,7 +125,7 @@ class Server:
         try:
             with self.asked("GET", path) as response:
                 return msgspec.json.decode(response.read(), type=kind)
-        except (Refused, msgspec.DecodeError, RecursionError):
+        except (Refused, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None
 
 

@@ -64,7 +64,7 @@ def print_list(
     """
     try:
         answer = msgspec.json.decode(_asked(f"{url}/v1/models", key, may_say), type=Answer)
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise NotTold(
             f"{url} answers /v1/models with no list of models: is it a server of Penstock?"
         ) from None
@@ -101,7 +101,7 @@ def print_one(url: str, key: str, model: str, *, as_json: bool) -> int:
     body = _asked(f"{url}/v1/models/{urllib.parse.quote(model)}", key, "")
     try:
         described = msgspec.json.decode(body, type=dict[str, Any])
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise NotTold(f"{url} answers with no model: is it a server of Penstock?") from None
     print(terminal.as_json(described) if as_json else msgspec.yaml.encode(described).decode().rstrip())
     return 0

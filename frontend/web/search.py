@@ -87,7 +87,7 @@ class UrlSearch(SearchBackend):
             body = await page.read()
         try:
             found = msgspec.json.decode(body, type=_Answer)
-        except (msgspec.DecodeError, msgspec.ValidationError, RecursionError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise ChildFailed("the search answered with something else than results") from None
         return [Found(each.url, each.title or "", each.content or "") for each in found.results]
 

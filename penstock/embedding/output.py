@@ -165,7 +165,7 @@ class Output:
             known = msgspec.json.decode(self._sidecar.read_bytes(), type=Progress)
         except FileNotFoundError:
             return Progress(asked)
-        except (msgspec.DecodeError, OSError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, OSError) as error:
             raise ConfigError(
                 f"embed: {self._sidecar} cannot be read: {error}; --restart begins anew"
             ) from None

@@ -206,7 +206,7 @@ def _read_config(path: Path) -> _Config:
         config = msgspec.convert(
             {name: value for name, value in fields.items() if value is not None}, learnt(_Config)
         )
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UnsupportedLora(f"{CONFIG}: {error}") from error
     if config.peft_type != "LORA":
         raise UnsupportedLora(f"{CONFIG}: peft_type is {config.peft_type[:64]!r}, only LORA is supported")

@@ -192,7 +192,7 @@ def _read(root: Path, chosen: CatalogSettings) -> Catalog | None:
         accepted = msgspec.json.decode(_path(root).read_bytes(), type=learnt(_Accepted))
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         log.warning("the kept catalog cannot be read: %s", error)
         return None
     return Catalog(accepted.entries) if accepted.chosen == _settings(chosen) else None

@@ -59,6 +59,7 @@ _ANSWERS = {
     "a page": _answer(_HTML, kind="text/html"),
     "a page of a proxy": _answer(_HTML, "502 Bad Gateway", "text/html"),
     "bytes": _answer(b"\xff\xfe\x00\x80"),
+    "a text of other bytes": _answer(b'{"id": "\xff", "data": [{"id": "\xff"}], "models": []}'),
     "a number": _answer(b"5"),
     "null": _answer(b"null"),
     "a text": _answer(b'"error"'),
@@ -218,6 +219,17 @@ def test_a_broken_answer_is_told_in_one_line(
     lines = [line for line in told.out.splitlines() if line.startswith("failed: ")] or told.err.splitlines()
     assert len(lines) == 1 or command == "embed", "the errors of lines come before the error of the whole"
     assert lines[-1].startswith(("penstock: ", "failed: ")) and len(lines[-1]) > len("penstock: ")
+
+
+@pytest.mark.parametrize("command", [["list"], ["show", "m"], ["chat"]])
+def test_texts_of_other_bytes_are_no_list_of_models_and_no_model(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hello\n"))
+    with answering(_ANSWERS["a text of other bytes"]) as url:
+        assert main([*command, "--url", url]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("penstock: ") and error.count("\n") == 1
 
 
 @pytest.mark.parametrize("answer", _ANSWERS)

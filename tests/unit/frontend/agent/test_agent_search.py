@@ -196,6 +196,7 @@ def test_a_search_without_results_says_so(make: Make, site: Site) -> None:
         (answer(b"<html>"), "something else than results"),
         (answer(b'{"results": 3}'), "something else than results"),
         (answer(b'{"results": [{"url": 3}]}'), "something else than results"),
+        (answer(b'{"results": [{"url": "\xff"}]}'), "something else than results"),
         (answer(b"[" * 100_000), "something else than results"),
         (answer(b" " * (3 << 20)), "the limit is 2097152"),
     ],

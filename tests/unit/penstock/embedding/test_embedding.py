@@ -279,9 +279,10 @@ def test_the_mark_of_utf_8_before_the_first_line_is_no_part_of_the_line(tmp_path
     assert found.tolist() == [vector("a"), vector("b")]
 
 
-def test_a_restart_forgets_a_note_that_cannot_be_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [b"{", b'{"asked": {"model": "\xff"}}'])
+def test_a_restart_forgets_a_note_that_cannot_be_read(content: bytes, tmp_path: Path) -> None:
     path, note = tmp_path / "out.npy", tmp_path / "out.npy.part.json"
-    note.write_text("{")
+    note.write_bytes(content)
     with pytest.raises(ConfigError, match=r"cannot be read: .*--restart begins anew"):
         Output(path, ASKED, restart=False, force=False)
     output = Output(path, ASKED, restart=True, force=False)

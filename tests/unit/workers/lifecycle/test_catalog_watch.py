@@ -243,6 +243,7 @@ def test_a_worker_that_starts_again_serves_what_is_left_or_what_was_accepted_las
     assert list(open_accepted(root, chosen)) == ["a"], "the one that was accepted last"
     with pytest.raises(ConfigError):
         open_accepted(root, replace(chosen, preload=("c",)))
-    (root / "catalog.json").write_text("{")
-    with pytest.raises(ConfigError):
-        open_accepted(root, chosen)
+    for kept in (b"{", b'{"chosen": "\xff"}'):
+        (root / "catalog.json").write_bytes(kept)
+        with pytest.raises(ConfigError):
+            open_accepted(root, chosen)

@@ -111,8 +111,8 @@ def test_a_cut_off_file_and_a_config_that_is_no_map_are_refused(lora: Path) -> N
     with pytest.raises(UnsupportedLora):
         Lora(lora)
     (lora / loras.WEIGHTS).write_bytes(whole)
-    for content in ("[]", "{", "null", " " * (2 << 20)):
-        (lora / loras.CONFIG).write_text(content)
+    for content in (b"[]", b"{", b"null", b" " * (2 << 20), b'{"peft_type": "\xff"}'):
+        (lora / loras.CONFIG).write_bytes(content)
         with pytest.raises(UnsupportedLora):
             Lora(lora)
 
