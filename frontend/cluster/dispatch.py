@@ -321,9 +321,15 @@ class Dispatch:
         box = self._choose(held)
         return box is not None and box.life not in held.boxes
 
-    def ask_soon(self, held: Held) -> None:
-        """Something of the box did not come: ask the box a moment later, unless a lost piece comes before."""
-        held.heard_ns = min(held.heard_ns, self._now_ns() - self._ask_ns + ASK_SOON_NS)
+    def ask_soon(self, held: Held) -> bool:
+        """Something of the box did not come: ask the box a moment later, unless a lost piece comes before.
+
+        False where the box is asked soon anyway.
+        """
+        heard_ns = self._now_ns() - self._ask_ns + ASK_SOON_NS
+        is_later = held.heard_ns > heard_ns
+        held.heard_ns = min(held.heard_ns, heard_ns)
+        return is_later
 
     def missing(self, life: str, items: Iterable[str]) -> None:
         """A box was asked and does not have these items."""

@@ -248,9 +248,8 @@ class Texts:
             return None
         if number != held.pieces + 1:
             if number > held.pieces:
-                dispatch.counts["resent", "gap"] += 1
                 self.owe(run)
-                dispatch.ask_soon(held)
+                dispatch.counts["resent", "gap"] += dispatch.ask_soon(held)
             return None
         held.pieces, held.heard_ns = number, now_ns
         held.claimed.add(box.life)
@@ -396,6 +395,8 @@ class ClusterText(CarriedText):
     def _note_origin(self, origin: Origin) -> None:
         """The box tells what writes."""
         self._identity, self._worker_deaths = origin.identity, origin.deaths
+        # The text moves to a box with the same model alone.
+        self._box.held.identity = origin.identity
         self._progress.weights = origin.weights
         if not origin.is_kept:
             self._progress.drop()

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from frontend.bridge.bridge import Bridge
@@ -30,7 +31,7 @@ from ipc.errors import PenstockError
 from ipc.metrics.cluster import BridgeMetrics
 from ipc.settings import Cluster, Settings
 from ipc.settings import Generation as GenerationSettings
-from ipc.wire.cluster import VERSION, BoxBeat
+from ipc.wire.cluster import VERSION, BoxBeat, ModelRow
 from ipc.wire.messages import Credits, GenerateCall, ModelStatus, Result, Timing, Work
 
 MODEL = "m"
@@ -183,6 +184,14 @@ class Joined:
         for key, row in bridge._rows().items():
             self.gateway.models.take(key, row)
         self.beat(name)
+
+    def tell_models(self, name: str, identity: str) -> None:
+        """The gateway hears that a box has another model under the same name from now on."""
+        rows = self.bridges[name]._rows()
+        for key, row in rows.items():
+            if isinstance(row, ModelRow):
+                states = {"worker-0": [ModelStatus(MODEL, "loaded", identity=identity)]}
+                self.gateway.models.take(key, msgspec.structs.replace(row, states=states))
 
     def beat(self, name: str, *, draining: bool = False) -> None:
         """A sign of life of a box arrives."""

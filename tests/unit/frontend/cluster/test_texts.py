@@ -754,3 +754,48 @@ def test_tokens_of_calls_and_text_that_come_together_count_once(monkeypatch: pyt
             assert pace._tokens == {0: 10}
 
     play(monkeypatch, scene, "a")
+
+
+def test_a_text_stays_at_a_box_that_drains_while_the_others_have_another_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scene(joined: Joined) -> None:
+        async with reading(joined) as reader:
+            box = only(joined)
+            [text] = joined.engines[box].texts
+            text.say(Text(0, "a"), ids=[packed(1)])
+            await turn()
+            [other] = joined.bridges.keys() - {box}
+            joined.tell_models(other, "another")
+            joined.beat(box, draining=True)
+            joined.gateway.texts.tick()
+            await turn()
+            assert not text.has_ended
+            text.say(Text(0, "b"), DONE, ids=[packed(2)])
+            text.end()
+            await reader.task
+        assert reader.words == "ab" and not joined.outcomes
+
+    play(monkeypatch, scene, "a", "b")
+
+
+def test_a_gap_counts_once_for_the_pieces_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(joined: Joined) -> None:
+        async with reading(joined) as reader:
+            [text] = joined.engines["a"].texts
+            await turn()
+            joined.lose = lambda subject, data: subject.endswith(".texts")
+            text.say(Text(0, "a"))
+            await turn()
+            joined.lose = lambda subject, data: False
+            for letter in "bcd":
+                text.say(Text(0, letter))
+                await turn()
+            assert joined.gateway.dispatch.counts["resent", "gap"] == 1
+            joined.tick(joined.gateway.dispatch._ask_ns / 1e9)
+            text.say(DONE)
+            text.end()
+            await reader.task
+        assert reader.words == "abcd" and joined.gateway.dispatch.counts["resent", "gap"] == 1
+
+    play(monkeypatch, scene, "a")
