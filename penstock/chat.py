@@ -41,7 +41,9 @@ _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 def add_parser(commands: Any) -> None:
     """Add `chat` to the subcommands of the command line."""
     parser = commands.add_parser("chat", help="talk to a model of a running server")
-    parser.add_argument("model", metavar="MODEL", nargs="?", default="default", help="default: the server's")
+    parser.add_argument(
+        "model", metavar="MODEL", nargs="?", default="default", type=target.text, help="default: the server's"
+    )
     add_arguments(parser)
     parser.add_argument(
         "--agent", action="store_true", help="let the model use tools of the server; asks before each call"

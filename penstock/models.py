@@ -80,13 +80,13 @@ def _add_list(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_show(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL")
+    parser.add_argument("model", metavar="MODEL", type=target.text)
     terminal.with_json(parser)
     terminal.with_examples(parser, ("models show BAAI/bge-m3", "everything that the catalog says of a model"))
 
 
 def _add_pull(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", nargs="+")
+    parser.add_argument("model", metavar="MODEL", nargs="+", type=target.text)
     parser.add_argument(
         "--to", metavar="DIR", help="copy each model to DIR/MODEL, to be served without a network"
     )

@@ -25,7 +25,7 @@ from ipc.catalog.entries import AdapterSource, Catalog, DirectorySource, HubSour
 from ipc.catalog.reading import read_entries
 from ipc.errors import ConfigError, PenstockError
 from ipc.settings import Settings
-from penstock import terminal
+from penstock import target, terminal
 
 _WAIT_S = 2.0
 _CONFIGS = frozenset(("config.json", "model_index.json"))
@@ -56,7 +56,11 @@ def add_parser(commands: Any, add_flags: Callable[[argparse.ArgumentParser], Non
     """Add `rm` to the commands; `add_flags` adds the flags that name settings."""
     parser = commands.add_parser("rm", help="delete the files of models from this machine, after a question")
     parser.add_argument(
-        "model", metavar="MODEL", nargs="+", help="id of catalog or hub, directory, GGUF file"
+        "model",
+        metavar="MODEL",
+        nargs="+",
+        type=target.text,
+        help="id of catalog or hub, directory, GGUF file",
     )
     parser.add_argument("--yes", action="store_true", help="delete without a question")
     add_flags(parser)

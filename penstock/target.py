@@ -141,7 +141,10 @@ def _is_here(host: str) -> bool:
 
 
 def text(value: str) -> str:
-    """The type of a flag whose text is sent to the server. Raises `argparse.ArgumentTypeError` for other bytes."""
+    """The type of a flag whose text is sent to a server or written as JSON.
+
+    Raises `argparse.ArgumentTypeError` for bytes that are no UTF-8.
+    """
     try:
         value.encode()
     except UnicodeEncodeError:

@@ -157,3 +157,14 @@ def test_files_behind_links_of_the_cache_stay_and_so_do_contents_that_another_mo
     assert outside.exists() and not links["m-Q8_0.gguf"].is_symlink()
     assert main(["rm", "org/quants:F16", "--yes"]) == 0
     assert not links["m-F16.gguf"].is_symlink() and links["m-Q4_K_M.gguf"].exists()
+
+
+@pytest.mark.parametrize("command", [["rm", "--yes", "--json"], ["pull", "--json"], ["show"], ["chat"]])
+def test_a_name_that_no_message_can_hold_is_refused_before_anything_happens(
+    command: list[str], hub: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = directory(tmp_path / "mine\udcff", CONFIG)
+    with pytest.raises(SystemExit) as ended:
+        main([*command, str(place)])
+    assert ended.value.code == 2 and "\\udcff' is no text in UTF-8" in capsys.readouterr().err
+    assert (place / CONFIG).exists()
