@@ -78,7 +78,9 @@ class PoisonList:
         self._table = Table(store, "poison", _Judged) if store is not None else None
         self.ttl_s, self._known = ttl_s, dict[str, Verdict]()
         self._others: dict[str, _Judged] = {}
-        """Verdicts of other hosts, since this process has first heard of them."""
+        """Verdicts of other hosts, since this process has first heard of them, also past their time.
+
+        One that was forgotten would begin anew with the next change of any other."""
         self._told: dict[str, Verdict] = {}
         self.on_verdict: Callable[[str, Verdict], None] | None = None
         """Told of each verdict of this host, by the name of the input."""
@@ -89,11 +91,15 @@ class PoisonList:
         """Read the rows of other frontends, and drop rows past their time. Raises `OSError`."""
         oldest = time.time() - self.ttl_s
         self._own = {name: row for name, row in self._own.items() if row.at >= oldest}
-        self._others = {name: row for name, row in self._others.items() if row.at >= oldest}
         stored = self._table.rows() if self._table is not None else {}
         here = _worst({name: row.verdict for name, row in stored.items() if row.at >= oldest}, self._own)
         self._tell(here)
-        self._known = _worst(here, self._others)
+        self._known = _worst(here, self._present_others)
+
+    @property
+    def _present_others(self) -> dict[str, _Judged]:
+        oldest = time.time() - self.ttl_s
+        return {name: row for name, row in self._others.items() if row.at >= oldest}
 
     def _tell(self, here: Mapping[str, Verdict]) -> None:
         if self.on_verdict is not None:
@@ -108,7 +114,7 @@ class PoisonList:
         new = {name: _Judged(verdict, time.time()) for name, verdict in verdicts.items()}
         same = {name: row for name, row in self._others.items() if verdicts.get(name) == row.verdict}
         self._others = new | same
-        self._known = _worst(self._known, self._others)
+        self._known = _worst(self._known, self._present_others)
 
     def add(self, model: str, call: Call, payload: bytes | memoryview = b"") -> None:
         """Refuse this input from now on, in every frontend."""

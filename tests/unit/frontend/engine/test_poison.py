@@ -210,7 +210,7 @@ def test_verdicts_of_other_hosts_count_from_when_they_were_heard_and_never_lesse
     assert poison.holds("m", CALL)
     elsewhere = PoisonList(None, 600)
     elsewhere.learn({name: "poison"})
-    for passed_s, holds in ((599, True), (601, False)):
+    for passed_s, holds in ((599, True), (601, False), (602, False)):
         monkeypatch.setattr(time, "time", lambda at=now + passed_s: at)
         elsewhere.learn({name: "poison"})
         elsewhere.refresh()
