@@ -49,7 +49,7 @@ from ipc.logs import Seldom
 from ipc.settings import Settings
 from ipc.wire.cluster import (
     ENSURE,
-    MOST_IDS,
+    IDS_EACH,
     MOST_MESSAGE_NBYTES,
     RUN,
     TEXT,
@@ -265,8 +265,8 @@ class Intake:
     def _say_claims(self) -> None:
         claims, self._claims = self._claims, {}
         for router, items in claims.items():
-            for at in range(0, len(items), MOST_IDS):
-                names, acks = zip(*items[at : at + MOST_IDS], strict=True)
+            for at in range(0, len(items), IDS_EACH):
+                names, acks = zip(*items[at : at + IDS_EACH], strict=True)
                 message = Claims(VERSION, self._box, self._life, list(names), list(acks))
                 self._send(words(router), encode(message))
 

@@ -25,7 +25,7 @@ from frontend.scope import ANY_BOX, Choice
 from ipc.errors import Draining, PenstockError, QueueUnavailable, WorkerCrashed, WorkerLost, from_code
 from ipc.metrics.cluster import Resent, Trouble
 from ipc.settings import Cluster
-from ipc.wire.cluster import MOST_IDS, VERSION, Ask, Claims, Drop, Got, ItemResult, Offer, Outcome, ToBox
+from ipc.wire.cluster import IDS_EACH, VERSION, Ask, Claims, Drop, Got, ItemResult, Offer, Outcome, ToBox
 from ipc.wire.messages import Work
 
 MOST_LOSSES = 2
@@ -439,8 +439,8 @@ class Dispatch:
         if box is None or not box.alive:
             return
         try:
-            for at in range(0, len(items), MOST_IDS):
-                self._sender.word(box, word(VERSION, self._router, items[at : at + MOST_IDS]))
+            for at in range(0, len(items), IDS_EACH):
+                self._sender.word(box, word(VERSION, self._router, items[at : at + IDS_EACH]))
         except QueueUnavailable:
             return
 

@@ -42,7 +42,7 @@ from ipc.errors import (
 from ipc.logs import Seldom
 from ipc.settings import Generation
 from ipc.wire.cluster import (
-    MOST_IDS,
+    IDS_EACH,
     TEXT,
     VERSION,
     ItemResult,
@@ -276,8 +276,8 @@ class Texts:
             box = self._office.boxes.by_life.get(life)
             if box is None:
                 continue
-            for at in range(0, len(runs), MOST_IDS):
-                some = runs[at : at + MOST_IDS]
+            for at in range(0, len(runs), IDS_EACH):
+                some = runs[at : at + IDS_EACH]
                 ids, numbers = [run.held.id for run in some], [run.held.pieces for run in some]
                 word = Taken(VERSION, self._office.router, ids, numbers, [run.taken_nbytes for run in some])
                 try:

@@ -33,7 +33,9 @@ MOST_NBYTES = 1 << 30
 MOST_CHUNK_NBYTES = 256 << 10
 """Largest part of the bytes of an offer in one message."""
 MOST_IDS = 4096
-"""Ids of one word."""
+"""Most ids that a word may have."""
+IDS_EACH = 256
+"""Ids that a word is sent with: each with the subject of its delivery, they fit into messages of 64 KiB."""
 
 Millis = Annotated[int, msgspec.Meta(ge=0, le=86_400_000)]
 Ids = Annotated[list[str], msgspec.Meta(max_length=MOST_IDS)]

@@ -22,6 +22,7 @@ from ipc.metrics.cluster import BridgeMetrics
 from ipc.settings import Cluster, Settings
 from ipc.wire.cluster import (
     ENSURE,
+    IDS_EACH,
     RUN,
     TEXT,
     VERSION,
@@ -152,6 +153,18 @@ def test_an_item_is_claimed_at_once_and_its_answer_is_kept_until_the_gateway_has
         assert stage.intake.kept_nbytes > 0
         stage.intake.word(encode(Got(VERSION, ROUTER, [f"{ROUTER}.1", f"{ROUTER}.2"])))
         assert stage.intake.kept_nbytes == 0
+
+    played(scene)
+
+
+def test_claims_of_many_deliveries_fit_into_the_smallest_messages_of_brokers() -> None:
+    async def scene(stage: Stage) -> None:
+        for number in range(2 * IDS_EACH + 1):
+            stage.intake.take(stage.item(number), f"$JS.ACK.{'h' * 100}.1.{number:09}.{number:09}.1.0")
+        await asyncio.sleep(0)
+        sizes = [len(data) for subject, data in stage.said if subject.endswith(".words")]
+        assert len(sizes) == 3 and max(sizes) < 64 << 10
+        assert sum(len(claims.ids) for claims in stage.claims) == 2 * IDS_EACH + 1
 
     played(scene)
 

@@ -20,7 +20,7 @@ from ipc.errors import (
 )
 from ipc.settings import Cluster
 from ipc.wire.cluster import (
-    MOST_IDS,
+    IDS_EACH,
     VERSION,
     Ask,
     BoxBeat,
@@ -31,6 +31,7 @@ from ipc.wire.cluster import (
     Offer,
     Outcome,
     ToBox,
+    encode,
 )
 
 CLUSTER = Cluster()
@@ -336,15 +337,16 @@ def test_a_box_where_nobody_listens_gets_nothing_before_its_next_sign_of_life() 
     played(scene)
 
 
-def test_a_word_names_no_more_items_than_a_box_reads() -> None:
+def test_a_word_is_no_larger_than_the_smallest_messages_of_brokers() -> None:
     def scene() -> None:
         stage = Stage("a")
-        for number in range(MOST_IDS + 1):
-            stage.begin(f"r.{number}")
+        for number in range(2 * IDS_EACH + 1):
+            stage.begin(f"{'f' * 24}.{number:09}.2")
         stage.pass_s(1.5, "a1")
-        asked = [word.ids for _, word in stage.words if isinstance(word, Ask)]
-        assert [len(ids) for ids in asked[:2]] == [MOST_IDS, 1]
-        assert {item for ids in asked[:2] for item in ids} == set(stage.dispatch.items)
+        asked = [word for _, word in stage.words if isinstance(word, Ask)][:3]
+        assert [len(word.ids) for word in asked] == [IDS_EACH, IDS_EACH, 1]
+        assert {item for word in asked for item in word.ids} == set(stage.dispatch.items)
+        assert max(len(encode(word)) for word in asked) < 64 << 10
 
     played(scene)
 
