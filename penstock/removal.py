@@ -1,7 +1,7 @@
 """`penstock rm MODEL`: delete the files of models, as ollama's verb does.
 
-1. A model of the hub goes out of the hub cache: all revisions of its repository, or of several GGUF models in one
-   repository the files of the one that is named.
+1. A model of the hub goes out of the hub cache: all revisions of its repository, or of a repository with a GGUF model
+   and others the files of the GGUF model that is named.
 2. A model in a directory goes with its directory, or a GGUF file alone, where the directory has other files too.
 3. A question names what will be deleted and how much; `--yes` answers the question. Nothing is asked where standard
    input is no terminal, and then nothing is deleted without `--yes`.
@@ -180,14 +180,16 @@ def _repository(repo: str) -> Any:
 
 
 def _from_cache(where: HubSource) -> Removal:
-    """A repository of the hub cache, or one of its GGUF models where the cache has others too."""
+    """A repository of the hub cache, or one of its GGUF models where the cache has other models of the repository."""
     from workers.loading.gguf_file import choices, parts_of
+    from workers.loading.source import WEIGHTS
 
     found = _repository(where.repo)
     if found is None:
         raise NotRemoved("not in the hub cache, so there is nothing to delete")
     paths = {file.file_path.relative_to(each.snapshot_path).as_posix() for each, file in _files(where.repo)}
-    if where.gguf and len(choices(sorted(paths))) > 1:
+    has_others = len(choices(sorted(paths))) > 1 or any(path.endswith((*WEIGHTS, ".onnx")) for path in paths)
+    if where.gguf and has_others:
         names = set(parts_of(where.gguf))
         files = [
             (file.file_path.relative_to(each.snapshot_path).as_posix() in names, file)

@@ -66,6 +66,14 @@ def test_one_of_several_gguf_models_of_a_repository_goes_alone(hub: Path) -> Non
     assert not list(hub.glob("models--*"))
 
 
+def test_a_gguf_model_goes_alone_out_of_a_repository_with_other_weights(hub: Path) -> None:
+    cached(hub, "org/both", "m-Q8_0.gguf", CONFIG, "model.safetensors")
+    assert main(["rm", "org/both:Q8_0", "--yes"]) == 0
+    assert {path.name for path in hub.rglob("snapshots/*/*")} == {CONFIG, "model.safetensors"}
+    assert main(["rm", "org/both", "--yes"]) == 0
+    assert not list(hub.glob("models--*"))
+
+
 def test_the_question_names_what_goes_and_no_is_the_default(
     hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
