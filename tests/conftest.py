@@ -5,7 +5,8 @@
 2. One torch thread each: several test processes and their servers share the cores, and teams of threads that share a
    core wait for each other.
 3. Hypothesis draws the same examples in every run and does not look at the clock, so that neither luck nor a busy
-   machine decides. The tests marked `fuzz` choose for themselves. The profile `fast` draws fewer (`make test-fast`).
+   machine decides; nor do the constants of the modules that a process has imported, which depend on the tests before.
+   The tests marked `fuzz` choose for themselves. The profile `fast` draws fewer (`make test-fast`).
 4. Imports of the tests' modules happen without the garbage collector, which took a third of the time of collecting.
    What is alive at the end of a file is left out of later collections, which else cost up to a second each.
 5. `--dist loadgroup` gives a process whole files. All tests of a shared server go to one process, so that the server
@@ -31,6 +32,8 @@ from typing import Any
 import pytest
 from _pytest.nodeid import NodeId
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
+from hypothesis.internal.constants_ast import Constants
 
 from tests.harness import accounting, sampling
 from tests.harness.broker import Broker, broker
@@ -46,6 +49,8 @@ settings.register_profile(
 )
 settings.register_profile("fast", settings.get_profile("steady"), max_examples=20)
 settings.load_profile("steady")
+# NOTE: Hypothesis 6.170 has no setting for that.
+providers._get_local_constants = Constants
 
 SHARED_SERVERS = (
     "fakes",

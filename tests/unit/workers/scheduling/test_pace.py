@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from workers.scheduling.bound import EXTRAPOLATED, MOMENT_S, DrainRate, Pace, Paces
@@ -68,6 +68,7 @@ def test_one_batch_that_stood_still_does_not_decide() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 10**6), st.floats(0, 100), st.booleans()), min_size=1, max_size=60))
+@example([(1, 1.0, True), (2, 2.0, False), (3, 1.0, False)])
 def test_whatever_ran_the_pace_is_finite_and_nothing_takes_less_than_no_time(
     batches: list[tuple[int, float, bool]],
 ) -> None:
@@ -78,8 +79,9 @@ def test_whatever_ran_the_pace_is_finite_and_nothing_takes_less_than_no_time(
     if not ran:
         assert pace.per_token_s == 0.0
         return
-    assert 0 <= pace.per_token_s <= max(took / tokens for tokens, took in ran) * (1 + 1e-6)
-    assert pace.batch_s >= -1e-9 * max(took for _, took in ran) and pace.token_s >= 0
+    longest = max(took for _, took in ran)
+    assert 0 <= pace.per_token_s <= longest / min(tokens for tokens, _ in ran) * (1 + 1e-6)
+    assert pace.batch_s >= -1e-9 * longest and pace.token_s >= 0
 
 
 def test_a_model_that_has_not_run_has_no_pace() -> None:
