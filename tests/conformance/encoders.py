@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
 
 from tests.tiny.models import build
+from workers.adapters.shared.building import BUILDING
 
 BGE = "BAAI/bge-m3"
 SPLADE, SPLADE_PLAIN, SPLADE_LOOKUP = "tiny/splade", "tiny/splade-plain", "tiny/splade-lookup"
@@ -85,9 +86,10 @@ def lone_model(place: Path) -> Path:
 
 @functools.cache
 def parts_of(directory: Path, masked_lm: bool = False) -> tuple[Any, Any]:
-    """Tokenizer and transformer, opened by transformers alone."""
+    """Tokenizer and transformer, opened by transformers alone, which builds one model at a time."""
     factory = AutoModelForMaskedLM if masked_lm else AutoModel
-    return AutoTokenizer.from_pretrained(directory), factory.from_pretrained(directory).eval()
+    with BUILDING:
+        return AutoTokenizer.from_pretrained(directory), factory.from_pretrained(directory).eval()
 
 
 @torch.inference_mode()

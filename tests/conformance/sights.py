@@ -14,6 +14,7 @@ import transformers
 from PIL import Image
 
 from tests.tiny.models import build
+from workers.adapters.shared.building import BUILDING
 
 DETR, RTDETR = "facebook/detr-resnet-50", "PekingU/rtdetr_r18vd"
 OWL, DINO = "google/owlv2-base-patch16-ensemble", "IDEA-Research/grounding-dino-tiny"
@@ -73,7 +74,15 @@ def _entry(place: Path, model: str, directory: Path, adapter: str, runtime: Any)
 
 @functools.cache
 def parts(directory: Path, model: str, reader: str = "AutoProcessor") -> tuple[Any, Any]:
-    """A model and what reads its inputs, opened by transformers alone; pictures in the form of Pillow."""
+    """A model and what reads its inputs, opened by transformers alone; pictures in the form of Pillow.
+
+    Transformers builds one model at a time: of two threads that build, one leaves later models without tied weights.
+    """
+    with BUILDING:
+        return _parts(directory, model, reader)
+
+
+def _parts(directory: Path, model: str, reader: str) -> tuple[Any, Any]:
     loaded = getattr(transformers, model).from_pretrained(directory).eval()
     if reader == "AutoImageProcessor":
         return loaded, transformers.AutoImageProcessor.from_pretrained(directory, backend="pil")
