@@ -52,9 +52,7 @@ class ClusterEngine(Engine):
     ) -> tuple[ItemResult, Outcome, memoryview | None]:
         """The answer to an item, and the bytes that its outcome offers.
 
-        Raises the error of the box, `DeadlineExceeded` soon after the deadline, and `InputRefused` for poison.
-
-        Raises `InvalidInput` for work with a value that no message can hold.
+        Raises the error of the box, `DeadlineExceeded` soon after the deadline, and the errors of `Gateway.item`.
         """
         gateway = self._gateway
         sent = gateway.item(kind, work, payload, deadline_ns, start_by_ns, others, choice)

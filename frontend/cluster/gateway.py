@@ -256,9 +256,9 @@ class Gateway:
         others: Collection[str] = (),
         choice: Choice = ANY_BOX,
     ) -> Sent:
-        """A new item. Raises `InvalidInput` for work with a value that no message can hold.
+        """A new item.
 
-        Raises `InputRefused` for poison.
+        Raises `InvalidInput` for work with a value that no message can hold, and `InputRefused` for poison.
         """
         try:
             encoded = encode(work)

@@ -43,7 +43,24 @@ class RecordedGeneration(Generation):
         return step
 
 
-class RecordedEngine(Engine):
+class TextOnly(Engine):
+    """An engine that is ready, and runs nothing but texts."""
+
+    async def run(self, scope: RequestScope, work: Work, payload: Payload = None) -> Answer:
+        raise AssertionError("only text is generated here")
+
+    @asynccontextmanager
+    async def stream(
+        self, scope: RequestScope, work: Work, payload: Payload = None
+    ) -> AsyncIterator[AnswerStream]:
+        raise AssertionError("only text is generated here")
+        yield
+
+    def ready(self) -> tuple[bool, str]:
+        return True, "ok"
+
+
+class RecordedEngine(TextOnly):
     """Answers each request with the next script of `scripts`, the last one for ever; notes works and ended contexts.
 
     With a `seed` the texts have marks. Requests stand in the queue while `queue` is closed.
@@ -81,16 +98,3 @@ class RecordedEngine(Engine):
             yield RecordedGeneration(script, self.seed)
         finally:
             self.ended += 1
-
-    async def run(self, scope: RequestScope, work: Work, payload: Payload = None) -> Answer:
-        raise AssertionError("only text is generated here")
-
-    @asynccontextmanager
-    async def stream(
-        self, scope: RequestScope, work: Work, payload: Payload = None
-    ) -> AsyncIterator[AnswerStream]:
-        raise AssertionError("only text is generated here")
-        yield
-
-    def ready(self) -> tuple[bool, str]:
-        return True, "ok"

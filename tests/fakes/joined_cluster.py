@@ -20,9 +20,9 @@ from frontend.bridge.meter import Meter
 from frontend.cluster.broker import Broker
 from frontend.cluster.engine import ClusterEngine
 from frontend.cluster.gateway import Gateway
-from frontend.engine.answer import Answer, AnswerStream
+from frontend.engine.answer import Answer
 from frontend.engine.events import Event, Finished, Generation, Mark, Pace, Past
-from frontend.engine.interface import Engine, NoBlocks, Payload, WorkerView
+from frontend.engine.interface import NoBlocks, WorkerView
 from frontend.engine.poison import PoisonList
 from frontend.scope import RequestScope, scope_of_ids
 from frontend.server.drain import Drain
@@ -33,6 +33,7 @@ from ipc.settings import Cluster, Settings
 from ipc.settings import Generation as GenerationSettings
 from ipc.wire.cluster import VERSION, BoxBeat, ModelRow
 from ipc.wire.messages import Credits, GenerateCall, ModelStatus, Result, Timing, Work
+from tests.fakes.generation import TextOnly
 
 MODEL = "m"
 IDENTITY = "identity"
@@ -84,7 +85,7 @@ class PlayedText(Generation):
         self._steps.put_nowait(error)
 
 
-class PlayedEngine(Engine):
+class PlayedEngine(TextOnly):
     """The engine of a box. `texts` are those that have begun; `refusals` are raised first, one by one."""
 
     def __init__(self) -> None:
@@ -107,19 +108,6 @@ class PlayedEngine(Engine):
             yield text
         finally:
             text.has_ended = True
-
-    async def run(self, scope: RequestScope, work: Work, payload: Payload = None) -> Answer:
-        raise AssertionError("only text is generated here")
-
-    @asynccontextmanager
-    async def stream(
-        self, scope: RequestScope, work: Work, payload: Payload = None
-    ) -> AsyncIterator[AnswerStream]:
-        raise AssertionError("only text is generated here")
-        yield
-
-    def ready(self) -> tuple[bool, str]:
-        return True, "ok"
 
 
 class Joined:
