@@ -44,6 +44,7 @@ from ipc.catalog.repository import VersionEntry
 from ipc.logs import Seldom
 from ipc.settings import Settings
 from ipc.wire.cluster import (
+    KINDS,
     VERSION,
     BoxBeat,
     BoxHealth,
@@ -401,6 +402,7 @@ class Bridge:
             [entry.id for entry in catalog.sources],
             (self._settings.server.machine_profile or self._settings.server.gpu_type).lower(),
             self._configured.told(),
+            KINDS,
         )
         return rows
 

@@ -172,10 +172,7 @@ class Intake:
         return len(self._kept)
 
     async def ended(self, running_s: float, confirmed_s: float) -> None:
-        """Wait for the work that runs, at most `running_s` seconds, then until gateways have all results.
-
-        The wait for gateways lasts at most `confirmed_s` seconds.
-        """
+        """Wait at most `running_s` seconds for work, then `confirmed_s` until gateways have all results."""
         tasks = [running.task for running in self._running.values() if running.task is not None]
         if tasks:
             await asyncio.wait(tasks, timeout=running_s)
@@ -355,6 +352,8 @@ class Intake:
         if large is None:
             return carried.work, carried.payload
         most_nbytes = self._settings.limits.max_body_bytes + MOST_MESSAGE_NBYTES
+        if carried.kind == TEXT:
+            most_nbytes += self._settings.generation.continuation_bytes
         try:
             whole = await self._transfers.get(large, carried.router, most_nbytes)
         except TransferFailed as error:

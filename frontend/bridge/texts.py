@@ -4,9 +4,11 @@
    becomes entries of `Deltas` again, with ids of tokens, so that a gateway reads a box as a frontend reads a worker.
 2. What all texts of one gateway tell in a turn of the event loop is one message, with one piece for each text.
 3. A text whose client has `WINDOW_NBYTES` not taken rests: the next events are not asked for, and so the worker rests.
-4. A piece is kept until the gateway says that it has the piece (`ipc.wire.cluster.Taken`). Pieces are sent again when
+4. What the engine tells at once is whole: its ids stand for its text. Of several pieces all but the last are open, and
+   the gateway takes them together.
+5. A piece is kept until the gateway says that it has the piece (`ipc.wire.cluster.Taken`). Pieces are sent again when
    the gateway asks for the item.
-5. A gateway may send the beginning of a text that another box has written: the engine goes on behind it.
+6. A gateway may send the beginning of a text that another box has written: the engine goes on behind it.
 """
 
 from __future__ import annotations
@@ -101,12 +103,16 @@ class Entry(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """What a text tells at once, and about what the piece takes in a message."""
+    """What a text tells at once, and about what the piece takes in a message.
+
+    `is_open`: ids of tokens whose text is in the piece come later.
+    """
 
     number: int
     entries: Sequence[Entry]
     origin: Origin | None
     nbytes: int
+    is_open: bool
 
 
 class _Uncounted:
@@ -173,6 +179,8 @@ class TextStream:
         self.rests = False
         """Whether the text waits for its gateway."""
         self._waiting: list[Entry] = []
+        self._wholes: list[int] = []
+        """How much of what waits had come after each call of `_put`: up to there ids and text are whole."""
         self._told: Origin | None = None
         self._origin: Origin | None = None
         """What waits to be told."""
@@ -209,6 +217,7 @@ class TextStream:
         if not self._waiting:
             self._on_news(self)
         self._waiting += entries
+        self._wholes.append(len(self._waiting))
         self._flow.sent(sum(_window_nbytes(entry) for entry in entries))
 
     async def room(self) -> None:
@@ -223,10 +232,13 @@ class TextStream:
         """What waits, as pieces, which are kept."""
         pieces: list[Piece] = []
         waiting, self._waiting = self._waiting, []
+        wholes, self._wholes = self._wholes, []
+        end = 0
         for some, nbytes in _parted(waiting):
             self.number += 1
+            end += len(some)
             origin, self._origin = self._origin, None
-            pieces.append(Piece(self.number, some, origin, nbytes))
+            pieces.append(Piece(self.number, some, origin, nbytes, end not in wholes))
             self._kept_nbytes += nbytes
         self.kept += pieces
         return pieces
@@ -401,10 +413,9 @@ class Texts:
             elif entry.about:
                 deltas.prompts[at] = entry.about
         origins = {place: piece.origin for place, (_, piece) in enumerate(pieces) if piece.origin is not None}
-        names = [name for name, _ in pieces]
-        return Pieces(
-            VERSION, self._box, self._life, names, [piece.number for _, piece in pieces], deltas, origins
-        )
+        names, numbers = [name for name, _ in pieces], [piece.number for _, piece in pieces]
+        opened = [place for place, (_, piece) in enumerate(pieces) if piece.is_open]
+        return Pieces(VERSION, self._box, self._life, names, numbers, deltas, origins, opened)
 
     @property
     def resting(self) -> Iterator[TextStream]:

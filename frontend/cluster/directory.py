@@ -30,9 +30,10 @@ from ipc.errors import (
     PenstockError,
     Provisioning,
     QueueUnavailable,
+    Unsupported,
 )
 from ipc.logs import Seldom
-from ipc.wire.cluster import BoxHealth, BoxRow, ModelRow, Row
+from ipc.wire.cluster import RUN, TEXT, BoxHealth, BoxRow, ModelRow, Row
 from ipc.wire.cluster_configs import BoxConfigs
 from ipc.wire.cluster_names import row_key
 from ipc.wire.messages import Credits, ModelStatus
@@ -284,33 +285,46 @@ class ClusterModels(Models):
         found = {state.identity for state in self._states(model) if state.state == "loaded"}
         return found.pop() if len(found) == 1 else ""
 
-    def why_unavailable(self, model: str, choice: Choice | None = None) -> PenstockError:
+    def why_unavailable(self, model: str, choice: Choice | None = None, kind: str = RUN) -> PenstockError:
+        """See `Models`; of the boxes of a choice, for an item of a kind."""
         states = self._states(model, choice)
         if not states or not self._is_up():
             return self._nobody()
+        having = [rows for _, rows in self._chosen(model, choice or ANY_BOX)]
+        if having and not any(kind in rows.box.kinds for rows in having if rows.box is not None):
+            return Unsupported(
+                f"the boxes that have the model '{model}' are of an earlier version, which takes no work of the kind "
+                f"'{kind}' from gateways; upgrade these boxes, or ask one of them directly"
+            )
         failed = [state for state in states if state.state == "failed"]
         if failed and len(failed) == len(states):
             return why_failed(next((state for state in failed if state.permanent), failed[0]))
         return ModelNotLoaded(f"Model '{model}' is not loaded", retry_after_s=1)
 
-    def choose(self, model: str, tried: Collection[str], choice: Choice = ANY_BOX) -> Box | None:
+    def choose(
+        self, model: str, tried: Collection[str], choice: Choice = ANY_BOX, kind: str = RUN
+    ) -> Box | None:
         """The open box for an item of a model outside of `tried`: one that has the model, else one that may load it.
 
         Among these the first to be free by its own word and by what this gateway has sent there. A box of the machine
         profile that the request chooses goes before all others.
         """
         found: list[tuple[bool, bool, float, int, str, Box]] = []
-        for box, rows in self._open(model, tried, choice):
+        for box, rows in self._open(model, tried, choice, kind):
             states = {state.state for state in rows.states[model].values()}
             other = not choice.takes(self._profile(box, rows))
             found.append((other, "loaded" not in states, box.wait_s, len(box.items), box.name, box))
         return min(found)[5] if found else None
 
-    def _open(self, model: str, tried: Collection[str], choice: Choice) -> Iterator[tuple[Box, Rows]]:
-        """The open boxes with a model that a request may go to, outside of `tried`."""
+    def _open(
+        self, model: str, tried: Collection[str], choice: Choice, kind: str = RUN
+    ) -> Iterator[tuple[Box, Rows]]:
+        """The open boxes with a model that take items of a kind, outside of `tried`."""
         pool = self.pool_of(choice)
         for box, rows in self._live():
             if not box.open or box.life in tried or box.pool != pool:
+                continue
+            if kind not in rows.box.kinds:  # type: ignore[union-attr]
                 continue
             if choice.bundle in ("", rows.box.bundle) and rows.states.get(model):  # type: ignore[union-attr]
                 yield box, rows
@@ -330,12 +344,12 @@ class ClusterModels(Models):
         has room. Only a box goes on with the text of a model with an `identity` that has the same one loaded.
         """
         found: list[tuple[bool, Box]] = []
-        for box, rows in self._open(model, tried, choice):
+        for box, rows in self._open(model, tried, choice, TEXT):
             loaded = [state for state in rows.states[model].values() if state.state == "loaded"]
             if any(identity in ("", state.identity) for state in loaded):
                 found.append((not choice.takes(self._profile(box, rows)), box))
         if not found:
-            return None if identity else self.choose(model, tried, choice)
+            return None if identity else self.choose(model, tried, choice, TEXT)
         first = min(other for other, _ in found)
         boxes = [box for other, box in found if other == first]
         boxes = [box for box in boxes if box.room_s > 0] or boxes

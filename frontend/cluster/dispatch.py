@@ -22,7 +22,15 @@ from typing import Protocol
 
 from frontend.cluster.boxes import Box, Boxes
 from frontend.scope import ANY_BOX, Choice
-from ipc.errors import Draining, PenstockError, QueueUnavailable, WorkerCrashed, WorkerLost, from_code
+from ipc.errors import (
+    Draining,
+    PenstockError,
+    QueueUnavailable,
+    Unsupported,
+    WorkerCrashed,
+    WorkerLost,
+    from_code,
+)
 from ipc.metrics.cluster import Resent, Trouble
 from ipc.settings import Cluster
 from ipc.wire.cluster import IDS_EACH, VERSION, Ask, Claims, Drop, Got, ItemResult, Offer, Outcome, ToBox
@@ -232,7 +240,8 @@ class Dispatch:
         """No box takes the item: wait for a box that may begin. Fail after `wait_s`, or at once after a refusal."""
         now_ns = self._now_ns()
         held.stranded_ns = held.stranded_ns or now_ns
-        if held.refusal is None and now_ns - held.stranded_ns < self._wait_ns:
+        may_come = held.refusal is None and not isinstance(error, Unsupported)
+        if may_come and now_ns - held.stranded_ns < self._wait_ns:
             held.heard_ns = now_ns - self._ask_ns + LOOK_AGAIN_NS
         else:
             self._fail(held, error)
@@ -294,6 +303,13 @@ class Dispatch:
             self._fail(held, error)
             return
         held.future.set_result((result, outcome))
+
+    def refused(self, item: str) -> None:
+        """A box of another version took an item from the queue, and does not speak the version of the item."""
+        held = self.items.get(item)
+        if held is not None and held.queued and not held.boxes and not held.future.done():
+            held.delivered = True
+            self._again(held, "version")
 
     def got(self, life: str, item: str, *, large: bool = False) -> None:
         """Tell a life that this gateway has the whole answer to an item, so that the box forgets the answer.

@@ -35,12 +35,16 @@ from ipc.settings import Settings
 from ipc.wire.cluster import (
     ENSURE,
     RUN,
+    TEXT,
     VERSION,
     BoxBeat,
     Carried,
     Claims,
     GatewayBeat,
     Item,
+    ItemResult,
+    Outcome,
+    RefusedVersion,
     ToBox,
     encode,
     read_beat,
@@ -89,7 +93,7 @@ class Gateway:
             self.boxes,
             self,
             self._choose,
-            lambda held: self.models.why_unavailable(held.model, held.choice),
+            lambda held: self.models.why_unavailable(held.model, held.choice, TEXT if held.is_text else RUN),
             settings.limits.restart_wait_s,
         )
         self.texts = Texts(self, settings.generation, on_carried, on_kept)
@@ -184,7 +188,7 @@ class Gateway:
     def _answered(self, message: Msg) -> None:
         _, _, kind = message.subject.split(".", 2)
         if kind == "results":
-            answer = readable(read_result, message.data, self._seldom, "a result was dropped")
+            answer = readable(self._result, message.data, self._seldom, "a result was dropped")
             if answer is not None:
                 self.dispatch.answered(*answer)
             else:
@@ -207,6 +211,14 @@ class Gateway:
             _, _, place = kind.partition(".")
             life, _, item = place.partition(".")
             self.dispatch.gone(life, item)
+
+    def _result(self, data: bytes) -> tuple[ItemResult, Outcome]:
+        """See `read_result`; what a box of another version took from the queue goes to another box at once."""
+        try:
+            return read_result(data)
+        except RefusedVersion as refused:
+            self.dispatch.refused(refused.item)
+            raise
 
     def _item(self, sent: Sent) -> bytes:
         plan = sent.plan

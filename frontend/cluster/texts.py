@@ -3,7 +3,8 @@
 1. `ClusterText` is the text of one request. Each run is an item of `dispatch`, with the beginning of the text, and goes
    directly to a box: the home of its conversation, among the boxes with about the fewest texts (`ClusterModels.home`).
 2. Pieces arrive in order. A piece behind a gap is dropped, and the box is asked for what lacks. The entries of a piece
-   are read as those of a worker (`frontend.engine.streams.delta_stream`).
+   are read as those of a worker (`frontend.engine.streams.delta_stream`). An open piece waits for the one that ends it,
+   so that the text of a token is never told without the id by which another box would go on.
 3. Boxes hear what has come and what clients have taken: words of `TELL_EVERY_S` together, once a text has
    `TELL_PIECES` more pieces or a client has taken half of a window. A word may be lost, so a box hears the same again
    before the box is asked.
@@ -54,11 +55,16 @@ from ipc.wire.cluster import (
 )
 from ipc.wire.cluster_text import Before, Origin, Pieces, read_pieces
 from ipc.wire.messages import GenerateCall, Work
+from ipc.wire.streams import Deltas, nbytes_of
 
 log = logging.getLogger(__name__)
 
 TELL_EVERY_S = 0.02
 TELL_PIECES = 32
+MOST_OPEN_NBYTES = 8 << 20
+"""Most bytes of a text that wait for the ids of its tokens."""
+ENTRY_NBYTES = 48
+"""About what an entry takes beside its text."""
 MOST_MOVES = 5
 """So often a text may go on elsewhere beyond `generation.continuations`: a box that gives a text back has not died."""
 
@@ -101,7 +107,31 @@ class TextRun:
         self.final: asyncio.Future[Delivery] = held.future.get_loop().create_future()
         self.sent_ns = time.monotonic_ns()
         self.told_pieces = self.taken_nbytes = 0
+        self._open: list[tuple[Deltas, int]] = []
+        self._open_nbytes = 0
         held.future.add_done_callback(self._answered)
+
+    def keep(self, deltas: Deltas, at: int) -> None:
+        """An entry of an open piece has arrived: its text is told once the ids for it are there."""
+        self._open.append((deltas, at))
+        tokens = deltas.prompts.get(at) or deltas.logprobs.get(at)
+        self._open_nbytes += nbytes_of(deltas.texts[at], tokens) + ENTRY_NBYTES
+        if self._open_nbytes > MOST_OPEN_NBYTES:
+            self.fail(
+                ProtocolError(f"a box told more than {MOST_OPEN_NBYTES} bytes of a text without an end")
+            )
+
+    @property
+    def has_open(self) -> bool:
+        """Whether entries of open pieces wait."""
+        return bool(self._open)
+
+    def tell(self, now_ns: int) -> None:
+        """Tell the entries of the open pieces, as the piece that ends them has come."""
+        some, self._open, self._open_nbytes = self._open, [], 0
+        for deltas, at in some:
+            if (taker := self.texts.get(0)) is not None:
+                taker.take(deltas, at, now_ns)
 
     @property
     def streams(self) -> TextRun:
@@ -219,7 +249,8 @@ class Texts:
         ]
         takers = [None if run is None else run.texts.get(0) for run in runs]
         counts = [0 if run is None else _choices(run.held.plan) for run in runs]
-        deltas = pieces.deltas
+        deltas, opened = pieces.deltas, frozenset(pieces.open)
+        waits = bool(opened) or any(run is not None and run.has_open for run in runs)
         columns = deltas.ids, deltas.kinds, deltas.choices, deltas.texts, deltas.tokens
         written, logprobs = deltas.written or [b""] * len(deltas.ids), deltas.logprobs
         # PERF: as `Streams` of a worker's channel: most entries are plain text.
@@ -227,12 +258,17 @@ class Texts:
             taker = takers[place]
             if taker is None or choice >= counts[place]:
                 continue
+            if waits and (run := runs[place]) is not None:
+                if place in opened:
+                    run.keep(deltas, at)
+                    continue
+                run.tell(now_ns)
             if kind in TEXT_KINDS and at not in logprobs:
                 taker.take_text(kind, choice, text, tokens, ids, now_ns)
             else:
                 taker.take(deltas, at, now_ns)
         for place, origin in pieces.origins.items():
-            if 0 <= place < len(runs) and (run := runs[place]) is not None:
+            if (run := runs[place]) is not None:
                 run.on_origin(origin)
 
     def _next(self, box: Box, name: str, number: int, now_ns: int) -> TextRun | None:

@@ -149,7 +149,18 @@ GATEWAY_REJECTIONS = ("queue_full", "no_broker", "deadline", "loading")
 Trouble = Literal["lost", "no stream", "refused", "unconfirmed"]
 """Why a gateway leaves the queue alone for a while."""
 Resent = Literal[
-    Trouble, "missing", "busy", "nobody", "silence", "reconnect", "box died", "pool", "old", "transfer", "gap"
+    Trouble,
+    "missing",
+    "busy",
+    "nobody",
+    "silence",
+    "reconnect",
+    "box died",
+    "pool",
+    "old",
+    "transfer",
+    "gap",
+    "version",
 ]
 """Why an item is sent again."""
 RESENT: tuple[Resent, ...] = get_args(Resent)

@@ -17,7 +17,7 @@ import msgspec
 
 from ipc.catalog.entries import ModelEntry
 from ipc.catalog.repository import VersionEntry
-from ipc.errors import ProtocolError
+from ipc.errors import DependencyConflict, ProtocolError
 from ipc.wire.cluster_configs import BoxConfigs
 from ipc.wire.cluster_names import is_id, results
 from ipc.wire.messages import ModelStatus, Result, Work
@@ -26,6 +26,8 @@ from ipc.wire.stats import Stats
 VERSION = 1
 RUN, ENSURE, TEXT = "run", "ensure", "text"
 """Kinds of items: run the work; have the model of the work loaded; write text, told in pieces before the result."""
+FIRST_KINDS, KINDS = (RUN, ENSURE), (RUN, ENSURE, TEXT)
+"""Kinds that each box of this version takes, and those that boxes of this program take."""
 MOST_MESSAGE_NBYTES = 8 << 20
 """Messages above this are not looked at; brokers bound them, too."""
 MOST_NBYTES = 1 << 30
@@ -61,6 +63,14 @@ class Offer(msgspec.Struct, array_like=True, frozen=True):
     nbytes: Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
     digest: bytes
     address: str = ""
+
+
+class RefusedVersion(ProtocolError):
+    """The answer of a box that does not speak this version: another box may have the item `item`."""
+
+    def __init__(self, v: int, item: str) -> None:
+        super().__init__(f"a box of version {v} has refused an item, this gateway speaks {VERSION}")
+        self.item = item
 
 
 class Carried(msgspec.Struct, frozen=True):
@@ -110,6 +120,12 @@ class _HeadPart(msgspec.Struct, frozen=True):
 class _Head(msgspec.Struct, frozen=True):
     work_item_id: str
     reply_subject: str
+    penstock: _HeadPart
+
+
+class _ResultHead(msgspec.Struct, frozen=True):
+    work_item_id: str
+    error_code: str
     penstock: _HeadPart
 
 
@@ -277,7 +293,8 @@ class BoxRow(Message, frozen=True, tag="box_row"):
     """A box in the bucket of models: its workers and the ids of its models, whose rows have keys of their own.
 
     `pool` is that of its settings; `profile` is its machine profile, in lower case, empty where the settings name none.
-    `configs` is None for a box that knows nothing of configurations.
+    `configs` is None for a box that knows nothing of configurations. `kinds` are those of the items that the box takes:
+    kinds that came later than the version of the protocol need no other version.
     """
 
     box: str
@@ -289,6 +306,7 @@ class BoxRow(Message, frozen=True, tag="box_row"):
     models: list[str]
     profile: str = ""
     configs: BoxConfigs | None = None
+    kinds: tuple[str, ...] = FIRST_KINDS
 
 
 class ModelRow(Message, frozen=True, tag="model_row"):
@@ -320,6 +338,7 @@ _encoder = msgspec.msgpack.Encoder()
 _UNDECODABLE = (msgspec.DecodeError, ValueError, RecursionError)
 _item, _head = msgspec.msgpack.Decoder(Item), msgspec.msgpack.Decoder(_Head)
 _result, _work = msgspec.msgpack.Decoder(ItemResult), msgspec.msgpack.Decoder(Work)
+_result_head = msgspec.msgpack.Decoder(_ResultHead)
 _answer = msgspec.msgpack.Decoder(Result)
 _from_box: msgspec.msgpack.Decoder[FromBox] = msgspec.msgpack.Decoder(FromBox)
 _to_box: msgspec.msgpack.Decoder[ToBox] = msgspec.msgpack.Decoder(ToBox)
@@ -346,9 +365,11 @@ def _read(
         raise ProtocolError(f"undecodable {what}: {error}") from error
 
 
-def read_message(decoder: msgspec.msgpack.Decoder[T], data: bytes, what: str) -> T:
+def read_message(
+    decoder: msgspec.msgpack.Decoder[T], data: bytes | memoryview, what: str, most: int = MOST_MESSAGE_NBYTES
+) -> T:
     """A message that only our own programs send. Raises `ProtocolError`, also for another version."""
-    message = _read(decoder, data, what)
+    message = _read(decoder, data, what, most)
     if message.v != VERSION:  # type: ignore[attr-defined]
         raise ProtocolError(f"{what} of version {message.v}, expected {VERSION}")  # type: ignore[attr-defined]
     return message
@@ -394,12 +415,31 @@ def read_work(data: bytes | memoryview) -> Work:
 
 
 def read_result(data: bytes) -> tuple[ItemResult, Outcome]:
-    """A result and our own part. Raises `ProtocolError`, also for a result without our part."""
-    result = _read(_result, data, "result")
+    """A result and our own part.
+
+    Raises `ProtocolError`, also for a result without our part, and `RefusedVersion` where a box of another version says
+    that it does not speak that of the item.
+    """
+    try:
+        result = _read(_result, data, "result")
+    except ProtocolError:
+        _check_refusal(data)
+        raise
     outcome = result.penstock
     if outcome is None or outcome.v != VERSION:
+        _check_refusal(data)
         raise ProtocolError(f"a result of version {outcome and outcome.v}, expected {VERSION}")
     return result, outcome
+
+
+def _check_refusal(data: bytes) -> None:
+    """Raise `RefusedVersion` where the head of a result can be read and says so."""
+    try:
+        head = _result_head.decode(data)
+    except _UNDECODABLE:
+        return
+    if head.penstock.v != VERSION and head.error_code == DependencyConflict.code:
+        raise RefusedVersion(head.penstock.v, head.work_item_id)
 
 
 def read_answer(data: bytes | memoryview) -> Result:

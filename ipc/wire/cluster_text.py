@@ -3,7 +3,8 @@
 1. A gateway sends an item of the kind `TEXT`. The box answers with `Pieces`, then with the result of the item.
 2. What is new of all texts of one gateway in one turn of the box's event loop is one message, whose entries have the
    columns of `ipc.wire.streams.Deltas`. The numbers of the pieces of a text begin with 1 and have no gaps.
-3. Entries tell the ids of tokens as those of a worker do: the ids of a text come with the text that they stand for.
+3. Entries tell the ids of tokens as those of a worker do: the ids of a text come with the text that they stand for, or
+   in a later piece where that text is too long for one. A reader takes pieces up to there together or not at all.
 4. The box sends at most `WINDOW_NBYTES` ahead of the gateway's client, and keeps what the gateway did not confirm
    (`ipc.wire.cluster.Taken`).
 5. An item may have the beginning of its text beside the work, a `Before`: the seed alone for a new text.
@@ -19,7 +20,7 @@ from typing import Annotated
 import msgspec
 
 from ipc.errors import ProtocolError
-from ipc.wire.cluster import MOST_MESSAGE_NBYTES, Ids, Message, read_message
+from ipc.wire.cluster import MOST_NBYTES, Ids, Message, read_message
 from ipc.wire.messages import Written
 from ipc.wire.streams import (
     CALL_CUT,
@@ -55,7 +56,7 @@ class Origin(msgspec.Struct, array_like=True, frozen=True):
 class Pieces(Message, frozen=True, tag="pieces"):
     """One piece for each text of `names`: entries whose `ids` are places in `names`. `numbers` are those of the pieces.
 
-    `origins` by place: where that is new.
+    `origins` by place: where that is new. `open`: places whose piece is no whole without the next one of the text.
     """
 
     box: str
@@ -64,6 +65,7 @@ class Pieces(Message, frozen=True, tag="pieces"):
     numbers: list[Number]
     deltas: Deltas
     origins: dict[int, Origin] = msgspec.field(default_factory=dict)
+    open: list[int] = msgspec.field(default_factory=list)
 
 
 class Before(Message, frozen=True, tag="before"):
@@ -92,6 +94,8 @@ def read_pieces(data: bytes) -> Pieces:
     columns = (deltas.choices, deltas.kinds, deltas.texts, deltas.tokens, deltas.written or deltas.ids)
     if names != len(pieces.numbers) or any(len(column) != len(deltas.ids) for column in columns):
         raise ProtocolError("the columns of a text have different lengths")
+    if not _lies_in([*pieces.open, *pieces.origins], names):
+        raise ProtocolError("a piece of a text has no text")
     if not _lies_in(deltas.ids, names) or not _lies_in(deltas.kinds, CALL_CUT + 1):
         raise ProtocolError("an entry of a text names no text, or is of no kind")
     if min(deltas.choices, default=0) < 0 or not _are_counts(deltas.tokens):
@@ -130,9 +134,7 @@ def _check_maps(deltas: Deltas) -> None:
 
 def read_before(data: bytes | memoryview, choices: int) -> Before:
     """The beginning of a text of so many choices. Raises `ProtocolError`, also for a beginning of others."""
-    if len(data) > MOST_MESSAGE_NBYTES:
-        raise ProtocolError(f"the beginning of a text has {len(data)} bytes, over {MOST_MESSAGE_NBYTES}")
-    before = read_message(_before, bytes(data), "beginning of a text")
+    before = read_message(_before, data, "beginning of a text", MOST_NBYTES)
     written = before.written
     for column in (written.choices, written.ended, before.calls):
         if column and len(column) != choices:

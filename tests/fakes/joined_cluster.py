@@ -181,6 +181,11 @@ class Joined:
                 states = {"worker-0": [ModelStatus(MODEL, "loaded", identity=identity)]}
                 self.gateway.models.take(key, msgspec.structs.replace(row, states=states))
 
+    def tell_kinds(self, name: str, kinds: tuple[str, ...]) -> None:
+        """The gateway hears that a box takes items of these kinds alone from now on."""
+        row = self.bridges[name]._rows()[name]
+        self.gateway.models.take(name, msgspec.structs.replace(row, kinds=kinds))
+
     def beat(self, name: str, *, draining: bool = False) -> None:
         """A sign of life of a box arrives."""
         self._number += 1

@@ -445,6 +445,21 @@ def test_an_old_item_of_the_queue_goes_to_a_box_with_room() -> None:
     played(scene)
 
 
+def test_an_item_that_a_box_of_another_version_took_goes_elsewhere_at_once() -> None:
+    def scene() -> None:
+        stage = Stage("a")
+        stage.queue = True
+        stage.begin()
+        stage.dispatch.refused("r.1")
+        assert stage.sent == [("r.1", "a1")] and stage.dispatch.counts["resent", "version"] == 1
+        stage.claim("a1", "r.1")
+        for name in ("r.1", "r.2"):
+            stage.dispatch.refused(name)
+        assert len(stage.sent) == 1, "a box has it, or nobody waits for it"
+
+    played(scene)
+
+
 def test_an_item_of_a_queue_that_no_box_pulls_from_fails_in_the_end() -> None:
     def scene() -> None:
         stage = Stage("a")

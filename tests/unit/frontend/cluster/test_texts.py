@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from frontend.bridge.intake import REST_S
+from frontend.bridge.texts import MOST_NCHARS, PIECE_NBYTES
 from frontend.cluster.dispatch import BoxLost
 from frontend.cluster.texts import TELL_EVERY_S, ClusterText
 from frontend.engine.events import (
@@ -37,17 +38,19 @@ from ipc.errors import (
     InferenceFailed,
     InputRefused,
     PenstockError,
+    ProtocolError,
     QueueFull,
+    Unsupported,
     WorkerCrashed,
     WorkerLost,
 )
 from ipc.metrics.registry import FrontendMetrics
 from ipc.settings import Generation, Settings
-from ipc.wire.cluster import VERSION, Taken, encode, read_result, read_to_box
+from ipc.wire.cluster import FIRST_KINDS, KINDS, VERSION, Taken, encode, read_result, read_to_box
 from ipc.wire.cluster_names import texts
 from ipc.wire.cluster_text import Pieces, read_pieces
 from ipc.wire.messages import Work
-from ipc.wire.streams import HELD, WINDOW_NBYTES, Deltas, PromptToken, TokenLogprob
+from ipc.wire.streams import HELD, TEXT, WINDOW_NBYTES, Deltas, PromptToken, TokenLogprob
 from tests.fakes.joined_cluster import IDENTITY, MODEL, Joined, turn
 from tests.harness.server import PATIENCE_S
 
@@ -364,6 +367,82 @@ def test_a_box_that_dies_later_is_followed_behind_its_last_token(monkeypatch: py
         ]
         assert isinstance(events[-1], Ended) and events[-1].completion_tokens == 5
         assert joined.outcomes == ["carried"]
+
+    play(monkeypatch, scene, "a", "b")
+
+
+@pytest.mark.parametrize("lost", [1, 2, 3])
+def test_a_long_text_whose_last_pieces_are_lost_with_their_box_goes_on_exactly_once(
+    monkeypatch: pytest.MonkeyPatch, lost: int
+) -> None:
+    """The ids of what an engine tells at once come with its last piece: none of the text counts without them."""
+
+    async def scene(joined: Joined) -> None:
+        async with reading(joined) as reader:
+            first = only(joined)
+            [text] = joined.engines[first].texts
+            text.say(Text(0, "a"), ids=[packed(1)])
+            await turn()
+            monkeypatch.setattr("frontend.bridge.texts.MESSAGE_NBYTES", PIECE_NBYTES)
+            seen: list[bytes] = []
+
+            def loses(subject: str, data: bytes) -> bool:
+                if subject.endswith(".texts"):
+                    seen.append(data)
+                return subject.endswith(".texts") and len(seen) >= lost
+
+            joined.lose = loses
+            long = [Text(0, letter * MOST_NCHARS) for letter in "bcdefghij"]
+            text.say(*long, ids=[packed(2, 3, 4)])
+            await turn()
+            assert len(seen) == 3 and reader.words == "a"
+            joined.lose = lambda subject, data: False
+            joined.die(first)
+            await turn()
+            [after] = joined.engines[only(joined)].texts
+            assert after.past is not None and after.past.mark.ids == [packed(1)]
+            after.say(*long, DONE, ids=[packed(2, 3, 4)])
+            after.end()
+            await reader.task
+        assert reader.words == "a" + "".join(event.text for event in long)
+        assert joined.outcomes == ["carried"]
+
+    play(monkeypatch, scene, "a", "b")
+
+
+def test_a_box_that_never_ends_an_open_text_loses_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(joined: Joined) -> None:
+        monkeypatch.setattr("frontend.cluster.texts.MOST_OPEN_NBYTES", 1000)
+        async with reading(joined) as reader:
+            await turn()
+            [name] = joined.gateway.dispatch.items
+            box, life = only(joined), joined.bridges[only(joined)].life
+            for number in range(2, 6):
+                deltas = Deltas([0], [0], [TEXT], ["x" * 400], [1])
+                pieces = Pieces(VERSION, box, life, [name], [number], deltas, open=[0])
+                joined.bring(texts(joined.gateway.router), encode(pieces))
+            await reader.task
+        assert isinstance(reader.error, ProtocolError) and not reader.words
+
+    play(monkeypatch, scene, "a")
+
+
+def test_boxes_of_an_earlier_version_write_no_text_for_gateways_and_the_error_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scene(joined: Joined) -> None:
+        for name in "ab":
+            joined.tell_kinds(name, FIRST_KINDS)
+        with pytest.raises(Unsupported, match="earlier version, which takes no work of the kind 'text'"):
+            async with reading(joined):
+                pass
+        assert joined.gateway.models.choose(MODEL, ()) is not None, "the box takes other work"
+        for name in "ab":
+            joined.tell_kinds(name, KINDS)
+            async with reading(joined) as reader:
+                assert only(joined) == name
+                reader.task.cancel()
+            joined.tell_kinds(name, FIRST_KINDS)
 
     play(monkeypatch, scene, "a", "b")
 

@@ -250,6 +250,27 @@ def test_a_box_of_another_version_gets_no_work_and_says_so_in_the_log(
     assert "version" in caplog.text
 
 
+def test_the_refusal_of_a_box_of_another_version_reaches_the_item(
+    post: Post, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr("frontend.bridge.results.VERSION", VERSION + 1)
+            patch.setattr("ipc.wire.cluster.VERSION", VERSION + 1)
+            one = bridge()
+            post.bring(f"_INBOX.bridge-{one.life}.*", item(), reply="$JS.ACK.1")
+        [refusal] = [data for subject, data in post.sent if subject.endswith(".results")]
+        gateway, told = Gateway(Settings(cluster=Cluster(urls=("nats://127.0.0.1:1",))), Catalog(())), []
+        monkeypatch.setattr(gateway.dispatch, "refused", told.append)
+        inbox = f"_INBOX.{gateway.router}.>"
+        subject = f"_INBOX.{gateway.router}.results"
+        post.handlers[inbox](SimpleNamespace(subject=subject, data=refusal, reply="", headers=None))
+        assert told == [f"{ROUTER}.1"]
+        gateway.queues.close()
+
+    asyncio.run(scene())
+
+
 def test_a_gateway_hears_a_box_on_the_subject_of_that_box_alone(post: Post) -> None:
     one = Gateway(Settings(cluster=Cluster(urls=("nats://127.0.0.1:1",))), Catalog(()))
     beat = BoxBeat(VERSION, "a", "a1", "default", 1, False, 1.0, 0.0)

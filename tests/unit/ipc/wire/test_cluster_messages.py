@@ -20,7 +20,9 @@ from ipc.wire.cluster import (
     ItemResult,
     OtherVersion,
     Outcome,
+    RefusedVersion,
     encode,
+    read_result,
 )
 from ipc.wire.messages import BlockRef, EncodeCall, InputItem, Result, Timing, Work
 
@@ -137,6 +139,23 @@ def test_an_item_of_another_version_can_name_no_subject_but_the_inbox_of_its_gat
     with pytest.raises(OtherVersion) as raised:
         cluster.read_item(msgspec.msgpack.encode(fields))
     assert raised.value.reply == ""
+
+
+def refusal(v: int, code: str = "DEPENDENCY_CONFLICT", **more: Any) -> bytes:
+    outcome = msgspec.to_builtins(Outcome(v, "b", "b1", 1)) | more
+    result = ItemResult("r.1", "q", False, "b", error="no", error_code=code)
+    return msgspec.msgpack.encode(msgspec.to_builtins(result) | {"penstock": outcome})
+
+
+@pytest.mark.parametrize("more", [{}, {"box": 7, "pieces": "of another kind"}])
+def test_a_box_of_another_version_that_refuses_an_item_is_understood(more: dict[str, Any]) -> None:
+    with pytest.raises(RefusedVersion) as caught:
+        read_result(refusal(VERSION + 1, **more))
+    assert caught.value.item == "r.1"
+    for data in (refusal(VERSION + 1, "NO_REPLICA", **more), refusal(VERSION, box=7)):
+        with pytest.raises(ProtocolError) as other:
+            read_result(data)
+        assert not isinstance(other.value, RefusedVersion)
 
 
 def test_another_version_of_words_and_beats_is_refused() -> None:

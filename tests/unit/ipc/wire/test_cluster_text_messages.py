@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from ipc.errors import ProtocolError
-from ipc.wire.cluster import VERSION, Taken, encode, read_to_box
+from ipc.wire.cluster import MOST_MESSAGE_NBYTES, VERSION, Taken, encode, read_to_box
 from ipc.wire.cluster_text import (
     MOST_CALLS,
     MOST_COUNT,
@@ -65,6 +65,9 @@ def test_pieces_come_as_they_were_sent() -> None:
         encode(msgspec.structs.replace(PIECES, v=VERSION + 1)),
         encode(msgspec.structs.replace(PIECES, numbers=[1])),
         encode(msgspec.structs.replace(PIECES, numbers=[0, 1])),
+        encode(msgspec.structs.replace(PIECES, open=[2])),
+        encode(msgspec.structs.replace(PIECES, open=[-1])),
+        encode(msgspec.structs.replace(PIECES, origins={2: Origin("", 0)})),
         changed(ids=[0, 0, 0, 2]),
         changed(ids=[0, 0, 0, -1]),
         changed(choices=[0, 0, 1]),
@@ -117,6 +120,11 @@ def test_a_beginning_comes_as_it_was_sent() -> None:
 def test_a_beginning_of_another_request_is_refused(data: bytes, choices: int) -> None:
     with pytest.raises(ProtocolError):
         read_before(data, choices)
+
+
+def test_a_beginning_may_have_more_ids_than_fit_into_a_message_of_brokers() -> None:
+    written = Written(7, [bytes(MOST_MESSAGE_NBYTES), bytes(4)], [False, False])
+    assert read_before(encode(Before(VERSION, written)), 2).written == written
 
 
 def test_a_word_about_texts_has_columns_of_one_length() -> None:
