@@ -38,7 +38,7 @@ from frontend.grpc.rpc import (
     status_of,
     trailers,
 )
-from frontend.http.places import Places
+from frontend.http.bodies import Places
 from frontend.route_rows import Need
 from ipc.errors import AccessRefused, PenstockError, QueueFull
 from ipc.settings import Settings

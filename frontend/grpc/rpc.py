@@ -27,7 +27,7 @@ from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
 from frontend.access.gate import ANONYMOUS, Grant
 from frontend.grpc.connections import Peer, host_of
-from frontend.http.places import Places
+from frontend.http.bodies import Places
 from ipc.errors import PenstockError
 
 log = logging.getLogger(__name__)

@@ -32,7 +32,7 @@ from frontend.grpc.received import Form
 from frontend.grpc.rpc import Rpc
 from frontend.grpc.streaming import LINGER_S, Streams
 from frontend.grpc.unary import Unary
-from frontend.http.places import Places
+from frontend.http.bodies import Places
 from frontend.server import state
 from frontend.server.drain import SUCCESSION, Drain
 from frontend.services import Services

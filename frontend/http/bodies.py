@@ -13,12 +13,17 @@ the event while work runs and the body has been read.
    that declares much and sends little takes no room from others.
 2. All bodies share a budget. A body counts until its request ends, since decoded values live as long.
 3. Reading ends with the request's deadline, and when the client goes away: an incomplete body is never decoded.
+
+`Places` is a bound that callers share: no caller holds more places than are free. One caller alone holds half of the
+places at most, two a third each, n callers 1/(n + 1) each: the next caller finds free places. A single request may take
+all free places at once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ctypes
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, MutableMapping
 from typing import Any, Self, TypeVar
 
@@ -326,3 +331,26 @@ class PouredBody(HeldBody):
     async def _read(self) -> bytes:
         await self._gather(self._declared_nbytes(), self._take)
         return b""
+
+
+class Places:
+    """`limit` places of one frontend."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = self.free = limit
+        self._held: Counter[str] = Counter()
+
+    def take(self, caller: str, count: int = 1) -> bool:
+        """Give `caller` more places; False when `caller` would hold more than are free now."""
+        if self._held[caller] + count > self.free:
+            return False
+        self._held[caller] += count
+        self.free -= count
+        return True
+
+    def give(self, caller: str, count: int = 1) -> None:
+        """`caller` gives places back."""
+        self._held[caller] -= count
+        self.free += count
+        if not self._held[caller]:
+            del self._held[caller]

@@ -34,8 +34,7 @@ from weakref import WeakValueDictionary
 from falcon.asgi import Request
 
 from frontend.engine.interface import Block, Blocks
-from frontend.http.bodies import BodyReader, HeldBody
-from frontend.http.places import Places
+from frontend.http.bodies import BodyReader, HeldBody, Places
 from frontend.scope import current_scope
 from ipc import deadline
 from ipc.errors import DeadlineExceeded, QueueFull, ShmExhausted

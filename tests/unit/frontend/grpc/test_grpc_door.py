@@ -23,7 +23,7 @@ from frontend.engine.answer import CopyBudget
 from frontend.grpc import connections
 from frontend.grpc.connections import Peer, host_of, surplus
 from frontend.grpc.server import GrpcServer
-from frontend.http.places import Places
+from frontend.http.bodies import Places
 from frontend.protocols.kserve_v2.grpc.service import KserveService
 from frontend.protocols.trtis_v1.grpc import TrtisService
 from frontend.server import state

@@ -18,7 +18,7 @@ from frontend.grpc.call import Method
 from frontend.grpc.rpc import ServedUnary
 from frontend.grpc.server import mount
 from frontend.grpc.streaming import Streams
-from frontend.http.places import Places
+from frontend.http.bodies import Places
 from ipc.errors import InvalidInput
 from ipc.protos import kserve_v2_pb2 as pb
 from tests.fakes.tensors import services_of
