@@ -16,7 +16,7 @@ from typing import Literal
 
 import msgspec
 
-from frontend.records.record_file import RecordFile, numbers_in, payload_in
+from frontend.records.recent import RecordFile, numbers_in, payload_in
 from ipc.processes.liveness import is_running, own_identity
 from ipc.processes.paths import RunPaths
 
