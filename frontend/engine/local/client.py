@@ -22,7 +22,7 @@ from frontend.engine.local.channel import Channel
 from frontend.engine.local.demand import Demand
 from frontend.engine.local.part_stream import PartStream
 from frontend.engine.local.retry import UNSAYABLE, Attempts, Retries, unsayable
-from frontend.engine.local.workers import TICK_S, Workers
+from frontend.engine.local.routing import TICK_S, Workers
 from frontend.engine.poison import PoisonList
 from frontend.engine.streams.progress import KeptIds
 from ipc.errors import PenstockError

@@ -25,7 +25,7 @@ from typing import NamedTuple
 from frontend.engine.interface import Wanted, always, why_failed
 from frontend.engine.local import routing
 from frontend.engine.local.channel import Channel
-from frontend.engine.local.workers import Workers
+from frontend.engine.local.routing import Workers
 from ipc.errors import ModelNotFound, ModelNotLoaded, NoReplica
 from ipc.wire.messages import ModelStatus
 

@@ -41,7 +41,7 @@ import msgspec
 from frontend.engine.interface import Payload, bytes_of
 from frontend.engine.local import routing
 from frontend.engine.local.channel import Channel
-from frontend.engine.local.workers import Workers
+from frontend.engine.local.routing import Workers
 from frontend.engine.poison import PoisonList
 from ipc import deadline
 from ipc.errors import (

@@ -14,7 +14,7 @@ import pytest
 from frontend.engine.local.channel import Channel
 from frontend.engine.local.client import Client
 from frontend.engine.local.retry import MAX_LOSSES, Attempts
-from frontend.engine.local.workers import Workers
+from frontend.engine.local.routing import Workers
 from frontend.engine.streams import homes
 from ipc import deadline
 from ipc.errors import (

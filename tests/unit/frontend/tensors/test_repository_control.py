@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from frontend.engine.local.engine import LocalDirectory
-from frontend.engine.local.workers import Workers
+from frontend.engine.local.routing import Workers
 from frontend.http.bodies import BodyReader
 from frontend.tensors.control import LEARN_S, UNLOAD_S, RepositoryControl
 from frontend.tensors.models import TensorModels
