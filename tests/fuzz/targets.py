@@ -30,7 +30,7 @@ from frontend.protocols.sie import schemas
 from frontend.protocols.trtis_v1 import requests
 from frontend.protocols.trtis_v1.requests import one_line, read_request_header
 from frontend.scope import scope_of_ids
-from frontend.tensors import checking, load_parameters
+from frontend.tensors import checking, control
 from frontend.tensors.models import ExpectedInput, TensorModel
 from frontend.tensors.request import TensorRequest
 from ipc.catalog.model_config import ModelConfig, SequenceBatching
@@ -286,7 +286,7 @@ def config_json(data: bytes) -> None:
 def load_request(data: bytes) -> None:
     """The body of a load by name that may bring files."""
     with _refusing(InvalidInput), _refusing(BodyTooLarge):
-        brought = load_parameters.read(CONTROL.decode(data).parameters, LOADING)
+        brought = control.read_brought(CONTROL.decode(data).parameters, LOADING)
         if brought is None:
             return
         assert brought.nbytes == sum(map(len, brought.files.values())) <= LOADING.repository.max_upload_bytes

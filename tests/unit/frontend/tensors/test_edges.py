@@ -16,7 +16,7 @@ from frontend.generation import fields as sampling
 from frontend.generation.conversation import MAX_FUNCTIONS, MAX_FUNCTIONS_NBYTES
 from frontend.http import fields
 from frontend.protocols.sie import chunking
-from frontend.tensors import checking, live_settings, load_parameters
+from frontend.tensors import checking, control, live_settings
 from frontend.tensors.live_settings import (
     MAX_MODELS,
     MAX_RATE,
@@ -256,25 +256,25 @@ _CALLED: dict[str, tuple[Callable[[int], object], int]] = {
     "elements of a shape": (lambda at: checking._check_dims([at // 2, 2 + at % 2], "x"), MAX_ELEMENTS),
     "an offset of a region": (_region, MOST_BYTES),
     "files of a load": (
-        lambda at: load_parameters.read(
+        lambda at: control.read_brought(
             {"config": "{}", **{f"file:1/{n}": b"" for n in range(at)}}, _SETTINGS
         ),
-        load_parameters.MOST_FILES,
+        control.MOST_FILES,
     ),
     "bytes of a load": (
-        lambda at: load_parameters.read({"config": "{}", "file:1/a": bytes(at)}, _SETTINGS),
+        lambda at: control.read_brought({"config": "{}", "file:1/a": bytes(at)}, _SETTINGS),
         100,
     ),
     "levels of a file of a load": (
-        lambda at: load_parameters.read({"config": "{}", "file:" + "/".join("a" * at): b""}, _SETTINGS),
+        lambda at: control.read_brought({"config": "{}", "file:" + "/".join("a" * at): b""}, _SETTINGS),
         repository.MOST_LEVELS,
     ),
     "a name of a file of a load": (
-        lambda at: load_parameters.read({"config": "{}", "file:" + "a" * at: b""}, _SETTINGS),
-        load_parameters.MOST_PART_NBYTES,
+        lambda at: control.read_brought({"config": "{}", "file:" + "a" * at: b""}, _SETTINGS),
+        control.MOST_PART_NBYTES,
     ),
     "a configuration of a load": (
-        lambda at: load_parameters.read({"config": "x" * at}, _SETTINGS),
+        lambda at: control.read_brought({"config": "x" * at}, _SETTINGS),
         repository.MOST_CONFIG_NBYTES,
     ),
 }

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from frontend.tensors import config_messages
-from frontend.tensors.load_parameters import MOST_FILES, Brought, read
+from frontend.tensors.control import MOST_FILES, Brought, read_brought
 from ipc.catalog.repository import MOST_CONFIG_NBYTES, Wish
 from ipc.errors import BodyTooLarge, InvalidInput, Unsupported
 from ipc.processes.paths import RunPaths, prepare_run_dir
@@ -35,11 +35,11 @@ def test_what_is_brought_is_read_from_both_transports() -> None:
     over_http = {"config": "{}", "file:1/model.onnx": text, "file:labels.txt": ""}
     over_grpc = {"config": "{}", "file:1/model.onnx": b"program", "file:labels.txt": b""}
     for given in (over_http, over_grpc):
-        found = read(given, settings_of())
+        found = read_brought(given, settings_of())
         assert found == expected and found.nbytes == 7
-    assert read({}, settings_of()) is None
+    assert read_brought({}, settings_of()) is None
     without = settings_of(**{"repository.allow_files": "false"})
-    assert read({"config": "{}"}, without) == Brought("{}")
+    assert read_brought({"config": "{}"}, without) == Brought("{}")
 
 
 @pytest.mark.parametrize(
@@ -85,18 +85,18 @@ def test_what_is_brought_is_read_from_both_transports() -> None:
 )
 def test_what_cannot_be_brought_is_named(parameters: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidInput, match="load parameter") as caught:
-        read(parameters, settings_of())
+        read_brought(parameters, settings_of())
     assert words in caught.value.message
 
 
 def test_what_the_operator_does_not_allow() -> None:
     files = {"config": "{}", "file:1/m": b"x" * 101}
     with pytest.raises(Unsupported, match=r"repository\.allow_files"):
-        read(files, settings_of(**{"repository.allow_files": "false"}))
+        read_brought(files, settings_of(**{"repository.allow_files": "false"}))
     with pytest.raises(BodyTooLarge, match=r"101 bytes, the limit is 100 \(repository\.max_upload_bytes\)"):
-        read(files, settings_of())
+        read_brought(files, settings_of())
     with pytest.raises(Unsupported, match=r"catalog\.watch"):
-        read({"config": "{}"}, settings_of(**{"catalog.watch": "false"}))
+        read_brought({"config": "{}"}, settings_of(**{"catalog.watch": "false"}))
 
 
 def wishes_in(root: Path) -> Wishes:

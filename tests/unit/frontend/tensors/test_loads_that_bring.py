@@ -13,9 +13,8 @@ import pytest
 
 from frontend.engine.local.engine import LocalDirectory
 from frontend.http.bodies import BodyReader
-from frontend.tensors import load_parameters
-from frontend.tensors.control import LONG_NBYTES, RepositoryControl
-from frontend.tensors.load_parameters import Brought
+from frontend.tensors import control
+from frontend.tensors.control import LONG_NBYTES, Brought, RepositoryControl
 from frontend.tensors.request import UnavailableModel
 from ipc import deadline
 from ipc.catalog.entries import Catalog
@@ -287,14 +286,14 @@ def test_a_load_is_told_that_it_was_given_up_though_the_model_is_wished_loaded_a
 def test_long_parameters_are_read_by_a_thread_and_forgotten(
     services: Any, monkeypatch: pytest.MonkeyPatch, nbytes: int, thread: str
 ) -> None:
-    seen, real = list[str](), load_parameters.read
+    seen, real = list[str](), control.read_brought
 
     def read(parameters: Mapping[str, Any], settings: Settings) -> Brought | None:
         seen.append(threading.current_thread().name)
         assert services.bodies.held_nbytes >= nbytes
         return real(parameters, settings)
 
-    monkeypatch.setattr(load_parameters, "read", read)
+    monkeypatch.setattr(control, "read_brought", read)
     given = {"config": "[]", "file:1/model.py": b"x" * nbytes}
     with pytest.raises(InvalidInput, match="failed to load 'm', config"):
         asyncio.run(RepositoryControl(services).load("m", given, deadline.after(5)))
