@@ -26,7 +26,7 @@ import orjson
 from falcon.asgi import Request, Response
 
 from frontend.http.rendering import at_once, off_loop, off_loop_if
-from frontend.protocols.kserve_v2 import elements, errors, parameters, rendering, schemas
+from frontend.protocols.kserve_v2 import elements, errors, reading, rendering, schemas
 from frontend.protocols.kserve_v2.infer import InferResource
 from frontend.protocols.kserve_v2.reading import InferRequest, Target, identifying
 from frontend.protocols.kserve_v2.schemas import Decoder
@@ -85,8 +85,8 @@ def request_of(target: Target, config: ModelConfig, body: dict[str, msgspec.Raw]
             given |= _decoded(_PARAMETERS, raw, key) or {}
         elif key != "id":
             given[key] = _decoded(_PARAMETER, raw, key)
-            parameters.check_count(len(given))
-    parameters.apply(request, parameters.without_nulls(given))
+            reading.check_parameter_count(len(given))
+    reading.apply_parameters(request, reading.without_nulls(given))
     return InferRequest(request, "", False, {})
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from frontend.protocols.kserve_v2 import parameters as request_parameters
+from frontend.protocols.kserve_v2 import reading as http_reading
 from frontend.tensors.checking import check_dimensions
 from frontend.tensors.request import (
     CONTENT_TYPE,
@@ -72,7 +72,7 @@ def request_of(message: pb.ModelInferRequest, raw: Sequence[bytes | memoryview])
         given = values_of(message.parameters, "request")
         if not isinstance(empty_final := given.pop(EMPTY_FINAL, False), bool):
             raise InvalidInput(f"parameter '{EMPTY_FINAL}': expected true or false, got {empty_final!a:.64}")
-        request_parameters.apply(request, given)
+        http_reading.apply_parameters(request, given)
     return request
 
 
