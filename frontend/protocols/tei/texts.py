@@ -33,14 +33,12 @@ from frontend.protocols.foreign.scoring import (
     ClassesPlan,
     TextClassesResource,
     TextRankingResource,
-    activation_option,
-    labelled,
-)
-from frontend.protocols.foreign.tokens import (
     TokensPlan,
     TokensResource,
+    activation_option,
     check_ids_together,
     check_texts_together,
+    labelled,
 )
 from frontend.protocols.sie.encode import VectorsResource, Wishes, dense_json, normalized
 from frontend.protocols.sie.flow import Form, Plan

@@ -24,13 +24,11 @@ from frontend.protocols.foreign.scoring import (
     ScoreBody,
     TextRankingResource,
     TextScoringResource,
-    classes_of,
-)
-from frontend.protocols.foreign.tokens import (
     TokensPlan,
     TokensResource,
     check_ids_together,
     check_texts_together,
+    classes_of,
 )
 from frontend.protocols.sie.encode import VectorsResource, Wishes
 from frontend.protocols.sie.flow import Form, Plan
