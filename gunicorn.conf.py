@@ -6,7 +6,7 @@ frontend/arbiter/hooks.py.
 
 from frontend.arbiter import hooks
 from frontend.http import listeners
-from frontend.server import worker
+from frontend.server import serving
 
 _config = hooks.read_settings()
 hooks.hide_notify_socket()
@@ -22,7 +22,7 @@ backlog = 2048
 preload_app = False
 control_socket_disable = True
 loglevel = _config.log.level
-logger_class = worker.ServerLogger
+logger_class = serving.ServerLogger
 
 on_starting = hooks.on_starting
 when_ready = hooks.when_ready

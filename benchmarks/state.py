@@ -41,11 +41,11 @@ WAITS = 300
 _PIECE_NBYTES = 1 << 20
 _PLAIN = """
 from frontend.arbiter.hooks import take_over
-from frontend.server.worker import PenstockWorker
+from frontend.server.serving import PenstockWorker
 
 bind = "127.0.0.1:{port}"
 wsgi_app = "benchmarks.state:plain"
-worker_class = "frontend.server.worker.PenstockWorker"
+worker_class = "frontend.server.serving.PenstockWorker"
 control_socket_disable = True
 on_starting = lambda server: take_over(server, lambda: 1)
 """

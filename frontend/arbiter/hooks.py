@@ -26,8 +26,8 @@ from gunicorn.arbiter import Arbiter
 from frontend.arbiter import configuration
 from frontend.http import listeners
 from frontend.server.drain import SUCCESSION
+from frontend.server.serving import PenstockWorker
 from frontend.server.state import ServerLimits
-from frontend.server.worker import PenstockWorker
 from ipc import logs, sweep
 from ipc.addresses import ensure_free, port_of, reserve
 from ipc.errors import ConfigError

@@ -1,4 +1,4 @@
 """The HTTP server of a frontend: uvicorn's parser on uvloop under Gunicorn, with deadlines and a lossless drain.
 
-Gunicorn's hooks import `worker`; the application imports `drain`, the gRPC server `drain` and `state`.
+Gunicorn's hooks import `serving`; the application imports `drain`, the gRPC server `drain` and `state`.
 """

@@ -26,13 +26,13 @@ _CONFIG = """
 from frontend.arbiter.hooks import heed_signals, take_over
 from frontend.server.state import ServerLimits
 from frontend.server.drain import SUCCESSION
-from frontend.server.worker import PenstockWorker
+from frontend.server.serving import PenstockWorker
 from tests.fakes.holding import wait_for_end_of
 
 PenstockWorker.limits = ServerLimits(**{limits!r})
 bind = "127.0.0.1:0"
 wsgi_app = "tests.fakes.asgi_app:app"
-worker_class = "frontend.server.worker.PenstockWorker"
+worker_class = "frontend.server.serving.PenstockWorker"
 control_socket_disable = True
 on_starting = lambda server: take_over(server, lambda: {max_draining})
 on_reload = lambda server: SUCCESSION.reloading()
