@@ -1,4 +1,4 @@
-"""The metric families of a cluster: those of gateways and of bridges, and the objects that feed these families.
+"""The metric families of a cluster: those of gateways, of bridges and of pools, and the objects that feed the families.
 
 SIE's gateway and worker have the names that begin with `sie_`.
 """
@@ -9,8 +9,27 @@ from collections.abc import Iterable
 from typing import Literal, get_args
 
 from ipc.metrics.families import HIGHEST, LATENCY_BUCKETS, counter, gauge, histogram
-from ipc.metrics.pool_families import POOL_EVENTS, POOLS
 from ipc.metrics.registry import Families, Tally, touched
+
+POOLS = (
+    counter(
+        "pool_events", "sie_gateway_pool_events", "What gateways did with pools and their boxes.", "event"
+    ),
+    gauge(
+        "leased",
+        "sie_gateway_active_lease_gpus",
+        "Boxes that pools need by their `gpus`.",
+        "machine_profile bundle",
+        HIGHEST,
+    ),
+    gauge(
+        "demand",
+        "sie_gateway_pending_demand",
+        "Requests of the last two minutes that found no box of their machine profile.",
+        "machine_profile bundle",
+    ),
+)
+POOL_EVENTS = ("created", "updated", "renewed", "deleted", "expired", "assigned", "released")
 
 GATEWAY = (
     counter("requests", "sie_gateway_requests", "Requests by outcome.", "endpoint status machine_profile"),

@@ -16,7 +16,6 @@ import yaml
 
 from ipc.metrics import cluster as cluster_families
 from ipc.metrics import families as metric_families
-from ipc.metrics import pool_families
 from tests.conformance.required_tool import required_tool
 from tests.conformance.test_prometheus_live import Prometheus, prometheus
 from tests.harness.server import Server, serving, wait_until
@@ -82,7 +81,7 @@ TABLES = (
     *metric_families.RUNS,
     *metric_families.TOOLS,
     *cluster_families.GATEWAY,
-    *pool_families.POOLS,
+    *cluster_families.POOLS,
     *cluster_families.BRIDGE,
 )
 

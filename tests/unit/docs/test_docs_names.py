@@ -13,7 +13,6 @@ import pytest
 from ipc import settings
 from ipc.metrics import cluster as cluster_families
 from ipc.metrics import families as metric_families
-from ipc.metrics import pool_families
 from tools.settings_reference import CELL_WORDS
 from tools.source_tree import ROOT
 
@@ -151,7 +150,7 @@ def test_metrics_that_a_page_names_exist(page: Path) -> None:
         metric_families.SUPERVISOR,
         metric_families.TOOLS,
         cluster_families.GATEWAY,
-        pool_families.POOLS,
+        cluster_families.POOLS,
         cluster_families.BRIDGE,
     )
     families = [family for table in tables for family in table]
