@@ -169,6 +169,7 @@ class Bridge:
         self._dead_letters = DeadLetters(self._cluster, self.broker, self._names)
         self.intake.on_dead = self._foreign.on_dead = self._dead_letters.keep
         self._writer = Writer(self.broker, self._names)
+        self._writer.on_untold = meter.untold
         self._seldom, self._number = Seldom(log), 0
         self._ages, self._namesakes = Ages(), Namesakes(self.box, self.life)
         self.on_refusal: Callable[[], None] = lambda: None
@@ -390,6 +391,7 @@ class Bridge:
                 states,
                 chosen,
                 self._configured.gives(entry.id),
+                self._configured.document(entry.id),
             )
         rows[self.box] = BoxRow(
             VERSION,

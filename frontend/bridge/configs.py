@@ -5,8 +5,9 @@
 2. What the box cannot take is refused with the reason, and the other models go on: an adapter that no model of the
    box's own files has, a model or a name of the box's own catalog with other content, a file that cannot be written.
 3. The box tells the digest of the models that its workers serve as they are configured, and what it refused.
-4. Files outlive the bridge, and the loss of all brokers. A file goes when a bucket lacks its model; files stay while
-   there is no bucket.
+4. Files outlive the bridge, and the loss of all brokers. A file goes when a bucket lacks its model for `LACKING_S`:
+   a gateway may be about to put back what brokers have lost. Files stay while there is no bucket. Gateways hear the
+   documents of the files with the rows of their models.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -26,7 +29,7 @@ from ipc.catalog.entries import Catalog, ModelEntry
 from ipc.catalog.option_names import FAMILY_OPTIONS
 from ipc.catalog.reading import load_served
 from ipc.catalog.repository import VersionEntry
-from ipc.errors import ConfigError, ConfigRefused, ContentConflict
+from ipc.errors import ConfigError, ConfigRefused, ContentConflict, InvalidInput
 from ipc.logs import Seldom
 from ipc.settings import Settings
 from ipc.wire import cluster_configs as wire
@@ -37,6 +40,7 @@ log = logging.getLogger(__name__)
 
 AGAIN_S = 30.0
 """Refused models are tried again so often: the files of the box may have changed."""
+LACKING_S = 10.0
 MOST_REFUSED = 256
 """Refusals that a box tells: its row has to fit into a message."""
 
@@ -44,8 +48,15 @@ MOST_REFUSED = 256
 class ConfiguredModels:
     """The configurations of one box. `loops` follow them, and write files."""
 
-    def __init__(self, settings: Settings, broker: Broker, names: Names, models: Models) -> None:
-        self._settings, self._broker, self._models = settings, broker, models
+    def __init__(
+        self,
+        settings: Settings,
+        broker: Broker,
+        names: Names,
+        models: Models,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings, self._broker, self._models, self._now_s = settings, broker, models, now_s
         self._root = settings.paths.configurations()
         self._followed = Followed(broker, Kept(broker, names.configs), wire.read_configuration)
         self._followed.on_change = self._note
@@ -55,6 +66,10 @@ class ConfiguredModels:
         """Content of the models that have files, or that the box's own files have alike."""
         self.kept = self._listed()
         """Keys of the models that the box has by files of configurations, also of an earlier life of the bridge."""
+        self._documents: dict[str, dict[str, Any]] = {}
+        """Documents of files that an earlier life of the bridge has written, by key."""
+        self._lacking: dict[str, float] = {}
+        """Since when the bucket has lacked models of files, by key, in seconds of the clock."""
         self._told: tuple[Sequence[ModelEntry], Mapping[str, wire.Content]] = (), {}
         self._digest = ""
         self.version = 0
@@ -77,6 +92,14 @@ class ConfiguredModels:
         """Whether the box has a model by a file of a configuration."""
         return wire.key_of(model) in self.kept
 
+    def document(self, model: str) -> dict[str, Any] | None:
+        """The document of a model that the box has by a configuration."""
+        key = wire.key_of(model)
+        if key not in self.kept:
+            return None
+        known = self._followed.values.get(key)
+        return known.document if known is not None else self._documents.get(key)
+
     def told(self) -> BoxConfigs:
         """What the box has of the configurations."""
         # PERF: the content of a model takes a quarter of a millisecond, and the states of workers change all the time.
@@ -94,9 +117,12 @@ class ConfiguredModels:
         return BoxConfigs(self._followed.revision, self._digest, refused)
 
     async def _run(self) -> None:
+        self._documents = await asyncio.to_thread(self._read)
+        self.version += 1
         while True:
+            again_s = LACKING_S if self._lacking else AGAIN_S if self._refused else None
             try:
-                async with asyncio.timeout(AGAIN_S if self._refused else None):
+                async with asyncio.timeout(again_s):
                     await self._wanted.wait()
             except TimeoutError:
                 pass
@@ -109,8 +135,12 @@ class ConfiguredModels:
         if not known and not (self._followed.is_there and self._root.exists()):
             return
         before = self._refused, self._given, self.kept
+        now_s, absent = self._now_s(), self.kept - {wire.key_of(model) for model in known}
+        self._lacking = {key: self._lacking.get(key, now_s) for key in absent}
+        stay = {key for key, since_s in self._lacking.items() if now_s - since_s < LACKING_S}
         # NOTE: files of a catalog are read and written, which would hold up the event loop.
-        self._refused, self._given = await asyncio.to_thread(self._write, known, self._taken())
+        self._refused, self._given = await asyncio.to_thread(self._write, known, self._taken(), stay)
+        self._lacking = {key: since_s for key, since_s in self._lacking.items() if key in stay}
         self.kept = await asyncio.to_thread(self._listed)
         for model, why in self._refused.items():
             if before[0].get(model) != why:
@@ -124,14 +154,27 @@ class ConfiguredModels:
         except OSError:
             return set()
 
+    def _read(self) -> dict[str, dict[str, Any]]:
+        """The documents of the files by key; files that cannot be read are left out."""
+        found: dict[str, dict[str, Any]] = {}
+        for key in self.kept:
+            try:
+                found[key] = wire.read_document((self._root / f"{key}.yaml").read_bytes())
+            except (OSError, ConfigRefused, InvalidInput) as error:
+                log.warning("the file of a configuration cannot be read: %s", error)
+        return found
+
     def _taken(self) -> set[str]:
         """Names of models of repositories."""
         return {entry.model for entry in self._models.catalog.sources if isinstance(entry, VersionEntry)}
 
     def _write(
-        self, known: Mapping[str, Configuration], taken: set[str]
+        self, known: Mapping[str, Configuration], taken: set[str], stay: set[str]
     ) -> tuple[dict[str, str], dict[str, wire.Content]]:
-        """Have the directory hold what is known. Returns why models are refused, and the content of the others."""
+        """Have the directory hold what is known, and the files of the keys in `stay`.
+
+        Returns why models are refused, and the content of the others.
+        """
         refused: dict[str, str] = {}
         given: dict[str, wire.Content] = {}
         files: dict[Path, bytes] = {}
@@ -150,7 +193,7 @@ class ConfiguredModels:
                 given[model] = content
             except (ConfigRefused, ContentConflict) as error:
                 refused[model] = error.message[: wire.MOST_REFUSAL]
-        failed = self._put(files)
+        failed = self._put(files, {self._root / f"{key}.yaml" for key in stay})
         for model in [model for model in given if self._root / f"{wire.key_of(model)}.yaml" in failed]:
             refused[model] = "the box cannot write the file of the model"
             del given[model]
@@ -182,12 +225,12 @@ class ConfiguredModels:
             raise ContentConflict("the box has this model from files of its own, with other profiles")
         return True
 
-    def _put(self, files: Mapping[Path, bytes]) -> set[Path]:
-        """Write files that differ, and remove all others. Returns those that could not be written."""
+    def _put(self, files: Mapping[Path, bytes], stay: set[Path]) -> set[Path]:
+        """Write files that differ, and remove all others but `stay`. Returns those that could not be written."""
         failed = set[Path]()
         try:
             self._root.mkdir(mode=0o700, exist_ok=True)
-            for path in set(self._root.iterdir()) - files.keys():
+            for path in set(self._root.iterdir()) - files.keys() - stay:
                 path.unlink()
         except OSError as error:
             log.error("configurations of the cluster cannot be changed here: %s", error)

@@ -30,6 +30,10 @@ class Meter:
         self.naked = metrics.tally.amount(metrics.naked)
         self.inflight = metrics.tally.amount(metrics.inflight)
 
+    def untold(self, count: int) -> None:
+        """So many models have entries that are too large to tell gateways."""
+        self._metrics.untold.set(count)
+
     def _made(self, family: str, *labels: str) -> Observations:
         return self._metrics.tally.observations(getattr(self._metrics, family).labels(*labels))
 

@@ -10,6 +10,8 @@ from ipc.errors import PenstockError
 from ipc.wire.cluster import VERSION, Carried, Item, ItemResult, Outcome
 from ipc.wire.messages import Result, Timing
 
+MOST_ERROR_NCHARS, MOST_DETAIL_NBYTES = 4096, 8192
+"""Brokers drop what is larger than a message, and the gateway would wait for its deadline."""
 EMPTY = Result(0, None, [], [], [], [], Timing())
 
 
@@ -57,16 +59,16 @@ class Results:
             False,
             self._box,
             item.item_index,
-            error=error.message,
+            error=error.message[:MOST_ERROR_NCHARS],
             error_code=error.code,
             penstock=outcome,
         )
 
 
 def _sayable(detail: dict[str, Any]) -> dict[str, Any]:
-    """The fields of an error that a message can hold."""
+    """The fields of an error that a message can hold, and a small one."""
     try:
-        msgspec.msgpack.encode(detail)
+        nbytes = len(msgspec.msgpack.encode(detail))
     except (OverflowError, RecursionError, TypeError, ValueError):
         return {}
-    return detail
+    return detail if nbytes <= MOST_DETAIL_NBYTES else {}

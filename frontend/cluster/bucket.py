@@ -6,14 +6,17 @@
    removed ones, may have been lost meanwhile.
 3. A bridge whose bucket is gone makes the bucket again and writes all rows.
 4. The broker forgets a row that nobody has written for `ROWS_S`, so rows of a box that is gone for ever go, too.
+5. A large row is cut into parts (`ipc.wire.cluster_parts`). A model whose row is over `MOST_MESSAGE_NBYTES` is not told
+   to gateways, which the log and a metric of the box say.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
+import msgspec
 from nats.aio.msg import Msg
 from nats.errors import Error
 from nats.js.api import KeyValueConfig, StorageType
@@ -22,8 +25,9 @@ from nats.js.kv import KeyValue
 
 from frontend.cluster.broker import Broker, readable
 from ipc.logs import Seldom
-from ipc.wire.cluster import Row, encode, read_row
-from ipc.wire.cluster_names import Names
+from ipc.wire import cluster_parts as parts
+from ipc.wire.cluster import MOST_MESSAGE_NBYTES, BoxRow, Row, encode, read_row
+from ipc.wire.cluster_names import Names, row_key
 
 log = logging.getLogger(__name__)
 
@@ -102,6 +106,12 @@ async def entries_of(bucket: KeyValue) -> list[KeyValue.Entry]:
     return found
 
 
+def _turn(key: str) -> tuple[bool, bool]:
+    """Parts come before what they are parts of, and the row of the box behind the models that it names."""
+    box, _, _ = key.partition(parts.PART)
+    return "." not in box, not parts.is_part(key)
+
+
 async def create(broker: Broker, name: str, ttl_s: float | None) -> KeyValue:
     """Make a bucket whose values the brokers forget `ttl_s` seconds after the last write, or never.
 
@@ -126,6 +136,9 @@ class Follower:
         """`take` gets one row, None for a row that is gone; `read` gets the whole bucket."""
         self._broker, self._names, self._take, self._read = broker, names, take, read
         self._live: dict[str, Row | None] = {}
+        self._parts: dict[str, bytes] = {}
+        self._live_parts: dict[str, bytes | None] = {}
+        """Parts of rows; those that came or went during a reading, as `_live` has rows."""
         self._wanted = asyncio.Event()
         self._seldom = Seldom(log)
         broker.listen(subjects(names), self._heard)
@@ -134,13 +147,22 @@ class Follower:
     def _heard(self, message: Msg) -> None:
         key = message.subject.removeprefix(subjects(self._names)[:-1])
         operation = (message.headers or {}).get("KV-Operation")
-        row = None if operation in GONE else self._readable(message.data)
+        if parts.is_part(key):
+            data = self._live_parts[key] = None if operation in GONE else message.data
+            self._parts.pop(key, None)
+            if data is not None:
+                self._parts[key] = data
+            return
+        row = None if operation in GONE else self._readable(key, message.data, self._parts)
         if row is not None or operation in GONE:
             self._live[key] = row
             self._take(key, row)
 
-    def _readable(self, data: bytes) -> Row | None:
-        return readable(read_row, data, self._seldom, "a row of the bucket of models was passed over")
+    def _readable(self, key: str, data: bytes, known: Mapping[str, bytes]) -> Row | None:
+        def read(head: bytes) -> Row:
+            return read_row(parts.joined(key, head, known))
+
+        return readable(read, data, self._seldom, "a row of the bucket of models was passed over")
 
     async def run(self) -> None:
         """Read the bucket for ever."""
@@ -148,13 +170,15 @@ class Follower:
 
     async def _read_all(self) -> bool:
         """Read the whole bucket once; returns whether that succeeded. A missing bucket leaves the known rows alone."""
-        self._live, rows = {}, dict[str, Row]()
+        self._live, self._live_parts, rows = {}, {}, dict[str, Row]()
         try:
             bucket = await self._broker.client.jetstream(timeout=TIMEOUT_S).key_value(self._names.models)
-            for entry in await entries_of(bucket):
-                row = self._readable(entry.value or b"")
+            values = {entry.key: entry.value or b"" for entry in await entries_of(bucket)}
+            found = {key: value for key, value in values.items() if parts.is_part(key)}
+            for key in values.keys() - found.keys():
+                row = self._readable(key, values[key], found)
                 if row is not None:
-                    rows[entry.key] = row
+                    rows[key] = row
         except BucketNotFoundError:
             self._seldom.over(_UNREADABLE)
             return True
@@ -168,6 +192,8 @@ class Follower:
                 rows.pop(key, None)
             else:
                 rows[key] = row
+        newer = {key: data for key, data in self._live_parts.items() if data is not None}
+        self._parts = {**found, **newer}
         self._read(rows)
         return True
 
@@ -181,6 +207,9 @@ class Writer:
         self._written: dict[str, bytes] = {}
         self._revision = 0
         self._seldom = Seldom(log)
+        self._untold: set[str] = set()
+        self.on_untold: Callable[[int], None] = lambda count: None
+        """Told how many models have rows that are too large, whenever that changes."""
 
     async def write(self, rows: dict[str, Row], *, again: str = "") -> bool:
         """Have the bucket hold `rows` by key and no other rows of this box; returns whether the bucket does.
@@ -188,14 +217,16 @@ class Writer:
         Rows that have not changed are not written, except the row of the key `again`. Without a bucket the rows only
         reach gateways that listen now.
         """
-        data = {key: encode(row) for key, row in rows.items()}
+        most = self._broker.inline_nbytes
+        data: dict[str, bytes] = {}
+        for key, row in self._told(rows).items():
+            data.update(parts.cut(key, row, most))
         try:
             if self._bucket is None:
                 self._bucket = await self._made()
                 self._written = {}
             changed = [key for key, value in data.items() if key == again or self._written.get(key) != value]
-            # The row of the box names its models, so it comes behind them.
-            for key in sorted(changed, key=lambda each: "." not in each):
+            for key in sorted(changed, key=_turn):
                 await self._put(self._bucket, key, data[key])
             for key in self._written.keys() - data.keys():
                 await self._bucket.purge(key)
@@ -205,9 +236,29 @@ class Writer:
         except LOST as error:
             self._seldom.warning(_UNWRITABLE, repr(error))
             self._bucket = None
-            for key in sorted(data, key=lambda each: "." not in each):
+            for key in sorted(data, key=_turn):
                 self._broker.say(subjects(self._names)[:-1] + key, data[key])
             return False
+
+    def _told(self, rows: dict[str, Row]) -> dict[str, bytes]:
+        """The rows as they are written, without models whose rows are too large."""
+        data = {key: encode(row) for key, row in rows.items()}
+        untold = {key for key, value in data.items() if len(value) > MOST_MESSAGE_NBYTES}
+        for key in untold - self._untold:
+            log.error(
+                "a model of this box is not told to gateways: its entry has %d bytes, %d may be (row %s)",
+                len(data[key]),
+                MOST_MESSAGE_NBYTES,
+                key,
+            )
+        if untold != self._untold:
+            self._untold = untold
+            self.on_untold(len(untold))
+        for key, row in rows.items() if untold else ():
+            if isinstance(row, BoxRow):
+                models = [model for model in row.models if row_key(row.box, model) not in untold]
+                data[key] = encode(msgspec.structs.replace(row, models=models))
+        return {key: value for key, value in data.items() if key not in untold}
 
     def forget(self) -> None:
         """Write all rows with the next `write`."""

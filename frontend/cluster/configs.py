@@ -7,7 +7,9 @@
    the boxes' own catalogs. Nobody can bring code by a configuration.
 3. A box tells the digest of what it serves as configured. A bundle has a configuration when all of its boxes that
    take work tell the digest of all that is configured for the bundle.
-4. The first answer under an Idempotency-Key is kept for `KEYS_S`, in a bucket of its own.
+4. Brokers that lost the bucket get back what this gateway and the boxes know, before a change makes the bucket anew:
+   configurations only grow, so what several know is merged.
+5. The first answer under an Idempotency-Key is kept for `KEYS_S`, in a bucket of its own.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import logging
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,12 +41,15 @@ from ipc.errors import (
     KeyReused,
     ModelNotFound,
     PenstockError,
+    ProtocolError,
     QueueUnavailable,
     StateFull,
 )
 from ipc.wire import cluster_configs as wire
 from ipc.wire.cluster_configs import Configuration, FirstAnswer
 from ipc.wire.cluster_names import Names
+
+log = logging.getLogger(__name__)
 
 KEYS_S = 86_400
 MOST_TRIES = 50
@@ -209,6 +215,7 @@ class ClusterConfigs(Configs):
 
     async def _add(self, document: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         model, key = document["sie_id"], wire.key_of(document["sie_id"])
+        await self._put_back()
         for _ in range(MOST_TRIES):
             data, revision = await self._kept.read(key)
             before = None if data is None else wire.read_configuration(data)
@@ -231,6 +238,43 @@ class ClusterConfigs(Configs):
             answer = self._answer(model, new, skipped, dict.fromkeys(new, routes))
             return (201 if new else 200), answer
         raise QueueUnavailable("the configuration is changed by too many others", retry_after_s=1)
+
+    async def _put_back(self) -> None:
+        """Where brokers have no bucket, write what is known of one that they have lost."""
+        if await self._kept.found() is not None:
+            return
+        known = list(self._followed.values.values())
+        told = {wire.encode(Configuration(wire.VERSION, each)) for each in self._models.documents()}
+        for data in sorted(told):
+            try:
+                wire.entry_of(configuration := wire.read_configuration(data))
+                known.append(configuration)
+            except (ProtocolError, ConfigRefused) as error:
+                log.warning("the configuration that a box tells is passed over: %s", error.message)
+        for configuration in known:
+            try:
+                await self._merge(configuration)
+            except PenstockError as error:
+                log.warning("the configuration of %s is not put back: %s", configuration.model, error.message)
+        if known:
+            log.warning("the brokers had lost the configurations: put back %d", len(self._followed.values))
+
+    async def _merge(self, known: Configuration) -> None:
+        """Write a configuration, or what another one under its key lacks. Raises `ConfigRefused` and its kin."""
+        key = wire.key_of(known.model)
+        for _ in range(MOST_TRIES):
+            data, revision = await self._kept.read(key)
+            after = known
+            if data is not None:
+                after = await asyncio.to_thread(wire.merged, wire.read_configuration(data), known.document)
+                if not known.profiles.keys() - wire.read_configuration(data).profiles.keys():
+                    return
+            try:
+                written = await self._kept.write(key, encoded := wire.encode(after), revision)
+            except KeyWrongLastSequenceError:
+                continue
+            self._followed.take(key, encoded, written)
+            return
 
     def _answer(
         self, model: str, new: list[str], skipped: list[str], routes: dict[str, list[str]]

@@ -13,6 +13,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 from frontend.cluster.boxes import Box, Boxes
 from frontend.cluster.broker import NO_BROKER
@@ -171,6 +172,11 @@ class ClusterModels(Models):
         """The entry of a model at some box that takes work; `own`: from files of the box, not by a configuration."""
         found = (row for _, rows in self._live() if (row := rows.of(model)) is not None)
         return next((row.version or row.entry for row in found if not (own and row.configured)), None)
+
+    def documents(self) -> list[dict[str, Any]]:
+        """The documents of all models that boxes have by configurations, once for each box."""
+        rows = (row for found in self._rows.values() for row in found.models.values())
+        return [row.document for row in rows if row.document is not None]
 
     def bundles_of(self, model: str) -> list[str]:
         """Bundles of the boxes that take work and have a model."""

@@ -161,6 +161,9 @@ BRIDGE = (
     counter("acked", "sie_worker_messages_acked", "Deliveries that are done."),
     counter("naked", "sie_worker_messages_naked", "Deliveries that were given back."),
     gauge("inflight", "sie_worker_inflight_batches", "Items that the box holds now."),
+    gauge(
+        "untold", "penstock_cluster_models_untold", "Models of the box that are too large to tell gateways."
+    ),
 )
 """Of the bridge of a box."""
 
@@ -227,7 +230,7 @@ class BridgeMetrics(Families):
 
     def touch(self, models: Iterable[str]) -> None:
         """Make every series exist at zero from the first scrape on, of `MOST_TOUCHED` models at most."""
-        self.inflight.set(0)
+        self.inflight.set(0), self.untold.set(0)
         for model in touched(models):
             for family in (self.fetched, self.waited, self.unloaded, self.loads):
                 family.labels(model)

@@ -313,7 +313,7 @@ class ModelRow(Message, frozen=True, tag="model_row"):
     """A model of a box: its entry, one of the two, and by the names of workers the states of all of its variants.
 
     `chosen`: for a model of a repository, the versions that its files choose. `configured`: the box has the model by a
-    configuration of the cluster alone.
+    configuration of the cluster alone, whose `document` is there, unless the box has yet to read its files.
     """
 
     life: str
@@ -322,6 +322,7 @@ class ModelRow(Message, frozen=True, tag="model_row"):
     states: dict[str, list[ModelStatus]]
     chosen: tuple[int, ...] = ()
     configured: bool = False
+    document: dict[str, Any] | None = None
 
 
 Row = BoxRow | ModelRow

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import yaml
 
-from frontend.bridge.configs import MOST_REFUSED, ConfiguredModels
+from frontend.bridge.configs import LACKING_S, MOST_REFUSED, ConfiguredModels
 from frontend.cluster.broker import Broker
 from ipc.catalog.entries import Catalog
 from ipc.catalog.reading import load_served
@@ -27,6 +27,7 @@ from ipc.wire.cluster_configs import (
     key_of,
 )
 from ipc.wire.cluster_names import Names
+from tests.harness.server import eventually
 
 OWN = """
 id: acme/own
@@ -69,13 +70,13 @@ class Stage:
         flags = {"catalog.dirs": str(own), "run.dir": str(root / "run"), "cluster.urls": "nats://127.0.0.1:1"}
         self.settings = load(None, flags | more, environ={})
         self.settings.paths.root.mkdir()
-        self.workers, self.revision = Workers(), 0
+        self.workers, self.revision, self.now_s = Workers(), 0, 1000.0
         self.begin()
 
     def begin(self) -> None:
         """A life of the bridge begins."""
         broker = Broker(self.settings.cluster, "test")
-        self.one = ConfiguredModels(self.settings, broker, Names(), self.workers)  # type: ignore[arg-type]
+        self.one = ConfiguredModels(self.settings, broker, Names(), self.workers, lambda: self.now_s)  # type: ignore[arg-type]
 
     async def apply(self, *configurations: Configuration) -> None:
         """The bucket has these, and the box has written its files."""
@@ -87,6 +88,12 @@ class Stage:
             followed.take(key_of(each.model), encode(each), self.revision)
         followed.is_read = followed.is_there = True
         followed.on_change()
+        await self.one.apply()
+
+    async def lack(self, *configurations: Configuration) -> None:
+        """The bucket has these alone for long."""
+        await self.apply(*configurations)
+        self.now_s += LACKING_S
         await self.one.apply()
 
     def files(self) -> dict[str, Any]:
@@ -109,7 +116,7 @@ def test_a_configuration_becomes_a_file_and_is_told_once_workers_serve_it(stage:
         stage.workers.serve(stage.settings)
         assert stage.one.told().digest == expected and not stage.one.told().refused
         assert "acme/own" in stage.workers.catalog
-        await stage.apply()
+        await stage.lack()
         assert stage.files() == {}
 
     asyncio.run(scene())
@@ -165,7 +172,7 @@ def test_files_stay_while_there_is_no_bucket_also_for_the_next_life_of_the_bridg
         stage.one._followed._told()
         await stage.one.apply()
         assert stage.files() == before, "brokers that lost their disks"
-        await stage.apply()
+        await stage.lack()
         assert before and stage.files() == {}, "a bucket without the model"
 
     asyncio.run(scene())
@@ -178,8 +185,49 @@ def test_the_box_knows_which_models_it_has_by_configurations_also_in_its_next_li
         assert stage.one.kept == {key_of("acme/new")}
         stage.begin()
         assert stage.one.kept == {key_of("acme/new")}, "before brokers have told anything"
-        await stage.apply()
+        await stage.lack()
         assert stage.one.kept == set()
+
+    asyncio.run(scene())
+
+
+def test_a_file_stays_while_brokers_that_lost_their_disks_get_their_values_back(stage: Stage) -> None:
+    """A gateway writes the values one after the other into a new bucket."""
+
+    async def scene() -> None:
+        both = configuration("acme/one"), configuration("acme/two")
+        await stage.apply(*both)
+        await stage.apply(both[0])
+        stage.now_s += LACKING_S - 0.1
+        await stage.one.apply()
+        assert stage.files().keys() == {"acme/one", "acme/two"}
+        await stage.apply(*both)
+        stage.now_s += LACKING_S
+        await stage.apply(both[0])
+        assert stage.files().keys() == {"acme/one", "acme/two"}, "time of a lack before does not count"
+        stage.now_s += LACKING_S
+        await stage.one.apply()
+        assert stage.files().keys() == {"acme/one"}
+
+    asyncio.run(scene())
+
+
+def test_the_box_tells_the_documents_of_its_files_also_in_its_next_life(stage: Stage) -> None:
+    async def scene() -> None:
+        made = configuration("acme/new")
+        await stage.apply(made)
+        assert stage.one.document("acme/new") == made.document and stage.one.document("acme/own") is None
+        (stage.settings.paths.configurations() / "broken.yaml").write_text("{")
+        stage.begin()
+        before = stage.one.version
+        running = asyncio.create_task(stage.one._run())
+
+        async def has_read() -> bool:
+            return stage.one.version > before
+
+        await eventually(has_read, "the files")
+        assert stage.one.document("acme/new") == made.document
+        running.cancel()
 
     asyncio.run(scene())
 

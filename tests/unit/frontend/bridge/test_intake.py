@@ -11,6 +11,7 @@ import pytest
 
 from frontend.bridge.intake import ACK, NAK, TERM, WORKING, Intake
 from frontend.bridge.meter import Meter
+from frontend.bridge.results import MOST_ERROR_NCHARS
 from frontend.cluster.transfers import Transfers
 from frontend.engine.answer import Answer
 from frontend.engine.interface import Payload
@@ -334,6 +335,18 @@ def test_answers_that_no_gateway_confirms_are_kept_within_their_time_and_memory(
         stage.intake.heard(ROUTER)
         stage.intake.tick(connected=True)
         assert stage.intake.kept_nbytes == 0
+
+    played(scene)
+
+
+def test_an_error_that_no_broker_would_carry_is_cut() -> None:
+    async def scene(stage: Stage) -> None:
+        stage.engine.error = QueueFull("x" * (1 << 20), odd=["y" * 100] * 10_000)
+        stage.engine.free.set()
+        stage.intake.take(stage.item())
+        await stage.turn()
+        [failed] = stage.results
+        assert failed.error == "x" * MOST_ERROR_NCHARS and failed.penstock.detail == {}
 
     played(scene)
 

@@ -36,7 +36,8 @@ def test_every_series_exists_at_zero_and_moves() -> None:
     }
 
     async def scene() -> None:
-        stage = Stage(meter=Meter(metrics, {"m"}))
+        meter = Meter(metrics, {"m"})
+        stage = Stage(meter=meter)
         ack = "$JS.ACK.W.c.1.2.3.4.0"
         stage.intake.take(stage.item(), ack, 0.5)
         await stage.turn()
@@ -49,6 +50,7 @@ def test_every_series_exists_at_zero_and_moves() -> None:
         await stage.turn()
         stage.intake.draining = True
         stage.intake.take(stage.item(3), ack, 0.0)
+        meter.untold(2)
 
     asyncio.run(scene())
     after = values(metrics)

@@ -18,7 +18,7 @@ from ipc.catalog.entries import Catalog
 from ipc.errors import ConfigRefused, PenstockError
 from ipc.settings import Cluster
 from ipc.wire.cluster import VERSION, BoxBeat, BoxRow, ModelRow, WorkerRow
-from ipc.wire.cluster_configs import Configuration, entry_of, key_of
+from ipc.wire.cluster_configs import Configuration, entry_of, key_of, read_configuration
 from ipc.wire.cluster_names import Names, row_key
 from ipc.wire.messages import ModelStatus
 from tests.harness.broker import broker
@@ -37,8 +37,13 @@ BODY = yaml.safe_dump(DOCUMENT).encode()
 class Stage:
     """A gateway that hears a box which serves `MODEL`."""
 
-    def __init__(self, url: str, *, configured: bool | None = None) -> None:
-        """`configured`: the box has the model by a configuration, or by a file of its own; None: not at all."""
+    def __init__(
+        self, url: str, *, configured: bool | None = None, document: dict[str, Any] | None = None
+    ) -> None:
+        """`configured`: the box has the model by a configuration, or by a file of its own; None: not at all.
+
+        `document`: what the box tells of the configuration.
+        """
         self.broker = Broker(Cluster(urls=(url,)), "test")
         boxes = Boxes(Cluster())
         self.models = ClusterModels(Catalog(()), boxes, 0.0, lambda: self.broker.up)
@@ -51,7 +56,7 @@ class Stage:
             states = {"worker-0": [ModelStatus(model, "available")]}
             entry = entry_of(Configuration(VERSION, DOCUMENT))
             rows[row_key("a", model)] = ModelRow(
-                VERSION, "a1", entry, None, states, configured=bool(configured)
+                VERSION, "a1", entry, None, states, configured=bool(configured), document=document
             )
         self.models.read(rows)
         self._tasks: list[asyncio.Task[None]] = []
@@ -94,6 +99,53 @@ def test_a_model_that_boxes_keep_of_a_lost_bucket_is_written_again(tmp_path: Pat
         assert data is not None
 
     on_broker(tmp_path, scene, configured=True)
+
+
+OTHER = DOCUMENT | {"sie_id": "acme/other", "hf_id": "acme/other"}
+
+
+async def _kept(stage: Stage) -> set[str]:
+    found = [await stage.configs._kept.read(key_of(model)) for model in (MODEL, "acme/other")]
+    return {read_configuration(data).model for data, _ in found if data is not None}
+
+
+def test_a_change_behind_a_lost_bucket_keeps_what_the_gateway_knows(tmp_path: Path) -> None:
+    async def scene(stage: Stage) -> None:
+        fast = {"adapter_path": "dense", "max_batch_tokens": 64}
+        assert (await stage.configs.put(BODY, ""))[0] == 201
+        more = yaml.safe_dump({"sie_id": MODEL, "profiles": {"fast": fast}}).encode()
+        assert (await stage.configs.put(more, ""))[0] == 201
+        await stage.broker.client.jetstream().delete_key_value(Names().configs)
+        assert (await stage.configs.put(yaml.safe_dump(OTHER).encode(), ""))[0] == 201
+        assert await _kept(stage) == {MODEL, "acme/other"}
+
+        async def has_both() -> bool:
+            return {each["model_id"] for each in stage.configs.models()} == {MODEL, "acme/other"}
+
+        await eventually(has_both, "both models")
+        assert stage.configs.document(MODEL)["profiles"].keys() == {"default", "fast"}
+
+    on_broker(tmp_path, scene)
+
+
+def test_a_change_behind_a_lost_bucket_keeps_what_boxes_tell(tmp_path: Path) -> None:
+    async def scene(stage: Stage) -> None:
+        assert (await stage.configs.put(yaml.safe_dump(OTHER).encode(), ""))[0] == 201
+        assert await _kept(stage) == {MODEL, "acme/other"}
+        assert stage.configs.document(MODEL) == DOCUMENT
+
+    on_broker(tmp_path, scene, configured=True, document=DOCUMENT)
+
+
+@pytest.mark.parametrize(
+    "document", [{}, {"sie_id": "../x"}, DOCUMENT | {"weights_path": "/etc"}, DOCUMENT | {"profiles": 3}]
+)
+def test_what_a_box_tells_is_checked_before_it_is_put_back(tmp_path: Path, document: dict[str, Any]) -> None:
+    async def scene(stage: Stage) -> None:
+        assert (await stage.configs.put(yaml.safe_dump(OTHER).encode(), ""))[0] == 201
+        assert await _kept(stage) == {"acme/other"}
+
+    on_broker(tmp_path, scene, configured=True, document=document)
 
 
 def test_a_model_of_the_files_of_a_box_needs_no_value(tmp_path: Path) -> None:
