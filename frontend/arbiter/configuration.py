@@ -22,7 +22,7 @@ from frontend.web.addresses import networks_of
 from ipc import brokers, mcp_servers, settings
 from ipc.addresses import is_loopback, parse, unix_path
 from ipc.catalog.entries import Catalog
-from ipc.catalog.reading import check_lists, check_lora_dirs, load_served
+from ipc.catalog.reading import check_lists, check_lora_dirs, read_served
 from ipc.catalog.repository import check_models, model_directories, names_of, refuse_clash
 from ipc.errors import ConfigError
 
@@ -60,7 +60,7 @@ def read(config: settings.Settings | None = None) -> Configuration:
         registry.protocols(config.server.compatible)
     if config.is_gateway:
         return Configuration(config, Catalog(()), Gate.of(config.server), restrictions_of(config))
-    catalog = load_served(config.catalog, config.repository, added=config.configured_dirs)
+    catalog = read_served(config.catalog, config.repository, added=config.configured_dirs)
     models = model_directories(config.repository.dirs)
     refuse_clash(models, names_of(catalog.sources))
     if _accepted is not None:

@@ -27,7 +27,7 @@ from frontend.cluster.kept import Followed, Kept
 from frontend.engine.interface import Models
 from ipc.catalog.entries import Catalog, ModelEntry
 from ipc.catalog.option_names import FAMILY_OPTIONS
-from ipc.catalog.reading import load_served
+from ipc.catalog.reading import read_served
 from ipc.catalog.repository import VersionEntry
 from ipc.errors import ConfigError, ConfigRefused, ContentConflict, InvalidInput
 from ipc.logs import Seldom
@@ -179,7 +179,7 @@ class ConfiguredModels:
         given: dict[str, wire.Content] = {}
         files: dict[Path, bytes] = {}
         try:
-            own = load_served(self._settings.catalog, self._settings.repository, vanished_ok=True)
+            own = read_served(self._settings.catalog, self._settings.repository, vanished_ok=True)
         except (ConfigError, OSError) as error:
             log.error("configurations wait, since the catalog of this box cannot be read: %s", error)
             return dict.fromkeys(known, "the box cannot read its own catalog"), {}

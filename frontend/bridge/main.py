@@ -20,7 +20,7 @@ from frontend.engine.local.client import Client
 from frontend.engine.local.engine import LocalEngine
 from frontend.server.drain import Drain
 from ipc import brokers, logs, settings, sweep
-from ipc.catalog.reading import load_served
+from ipc.catalog.reading import read_served
 from ipc.errors import ConfigError
 from ipc.metrics import registry as metrics
 from ipc.metrics.cluster import BridgeMetrics
@@ -73,7 +73,7 @@ async def _serve(config: Settings) -> None:
     stopping, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    catalog = load_served(config.catalog, config.repository, added=config.configured_dirs)
+    catalog = read_served(config.catalog, config.repository, added=config.configured_dirs)
     store = Store(config.paths)
     client = Client(config.paths, config, NAME, store)
     engine = LocalEngine(config, catalog, client, Drain())

@@ -259,7 +259,7 @@ def _check_known(names: Iterable[str], known: Collection[str], setting: str, oth
             raise ConfigError(f"{setting}: unknown model {name!r}{hint}")
 
 
-def load_catalog(
+def read_catalog(
     dirs: Collection[str],
     models: Sequence[str] = (),
     serve_all: bool = False,
@@ -315,10 +315,10 @@ def _with_names(
     return [refused[entry.id] if entry.id in wrong else entry for entry in renamed]
 
 
-def load_served(
+def read_served(
     chosen: CatalogSettings, repository: Repository, vanished_ok: bool = False, added: Collection[str] = ()
 ) -> Catalog:
-    """The models of the catalog's files that the settings name, and of `added`. Raises as `load_catalog` does.
+    """The models of the catalog's files that the settings name, and of `added`. Raises as `read_catalog` does.
 
     With a repository the shipped catalog is left out unless the section `catalog` asks for it.
     """
@@ -326,7 +326,7 @@ def load_served(
         there = [root for root in added if Path(root).is_dir()]
         began_ns, reading = time.monotonic_ns(), read_entries(there) if there else Reading({}, {}, [])
         return Catalog(_below(reading, there), reading=reading, read_ns=began_ns)
-    return load_catalog(chosen.dirs, chosen.models, chosen.serve_all, vanished_ok, added)
+    return read_catalog(chosen.dirs, chosen.models, chosen.serve_all, vanished_ok, added)
 
 
 def check_lora_dirs(dirs: Iterable[str]) -> None:

@@ -29,7 +29,7 @@ from frontend.scope import RequestScope, scope_of_ids
 from frontend.server.drain import Drain
 from ipc import deadline
 from ipc.catalog.entries import Catalog, DirectorySource, ModelEntry, OutputSpec
-from ipc.catalog.reading import load_served
+from ipc.catalog.reading import read_served
 from ipc.catalog.repository import VersionEntry
 from ipc.errors import PenstockError
 from ipc.metrics.registry import FrontendMetrics
@@ -168,7 +168,7 @@ class FarEnd:
 
 def of_workers(settings: Settings) -> tuple[Engine, Models, Recorder]:
     """The engine over the workers of a running server; call on the loop."""
-    catalog = load_served(settings.catalog, settings.repository)
+    catalog = read_served(settings.catalog, settings.repository)
     recorder = Recorder(FrontendMetrics(), catalog)
     client = Client(settings.paths, settings, NAME, Store(settings.paths))
     engine = LocalEngine(settings, catalog, client, Drain())

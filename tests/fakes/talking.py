@@ -15,7 +15,7 @@ import torch
 from ipc.wire.streams import TokenLogprob
 from workers.adapters.base import LoadContext
 from workers.adapters.causal import CausalAdapter
-from workers.adapters.shared.checkpoint import load_tokenizer
+from workers.adapters.shared.checkpoint import tokenizer_of
 from workers.generation.engine import Engine
 from workers.generation.scheduler import Sequence as Choice
 from workers.generation.scheduler import Span
@@ -50,7 +50,7 @@ class TalkingAdapter(CausalAdapter):
         """Load the model of the directory, then take its engine away."""
         adapter = super().load(context)
         real: Any = adapter.engine
-        letters = load_tokenizer(context).convert_tokens_to_ids(list(string.ascii_uppercase))
+        letters = tokenizer_of(context).convert_tokens_to_ids(list(string.ascii_uppercase))
         adapter.engine = TalkingEngine(
             real.model,
             None,

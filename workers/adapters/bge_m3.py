@@ -72,7 +72,7 @@ class BgeM3Adapter(PairedAdapter, TextAdapter):
         """Load transformer and heads; raises CheckpointError where a head is missing or does not fit."""
         layout = read_layout(context.directory)
         _refuse_other_layers(layout)
-        text = TextModel.load(context, layout)
+        text = TextModel.build(context, layout)
         device, dtype = context.device, context.dtype
         sparse = _read_head(context.directory / "sparse_linear.pt").to(device)
         tokens = _read_head(context.directory / "colbert_linear.pt").to(device, dtype)

@@ -20,7 +20,7 @@ from torch import nn
 from ipc.errors import InvalidInput
 from ipc.wire.messages import Call, EncodeCall, InputItem
 from workers.adapters.base import AdapterSpec, Excess, ItemFailure, LoadContext, Prepared, SparseRows
-from workers.adapters.shared.heads import load_head
+from workers.adapters.shared.heads import build_head
 from workers.adapters.shared.late_interaction import LateInteraction, PairBatch
 from workers.adapters.shared.long_texts import Tokens
 from workers.adapters.shared.packing import Int64Array
@@ -78,11 +78,11 @@ class ColbertAdapter(LateInteraction, TextAdapter):
         expanded = layout.expansion.length if layout.expansion else 0
         longest = max(layout.document_length or 0, layout.query_length or 0, expanded)
         stored = layout.model.max_sequence_length or 0
-        text = TextModel.load(
+        text = TextModel.build(
             context, replace(layout.model, max_sequence_length=max(longest, stored) or None)
         )
         if layout.heads:
-            parts = [load_head(head.kind, head.directory, head.config) for head in layout.heads]
+            parts = [build_head(head.kind, head.directory, head.config) for head in layout.heads]
             projection: nn.Module = nn.Sequential(*parts)
         else:
             weight = stanford_projection(context.directory)

@@ -19,7 +19,7 @@ from torch import nn
 
 from ipc.wire.messages import Call
 from workers.adapters.base import AdapterSpec, LoadContext, Prepared
-from workers.adapters.shared.classification import SequenceClassifier, load_classifier
+from workers.adapters.shared.classification import SequenceClassifier, build_classifier
 from workers.adapters.shared.heads import stored_activation
 from workers.adapters.shared.packing import PackedBatch
 from workers.adapters.shared.pairs import (
@@ -65,7 +65,7 @@ class CrossEncoderAdapter(ScoreAdapter):
 
         Raises ValueError for a classifier with more than one label.
         """
-        classifier, tokenizer, limit = load_classifier(context, SequenceClassifier)
+        classifier, tokenizer, limit = build_classifier(context, SequenceClassifier)
         labels = len(classifier.labels)
         if labels != 1:
             raise ValueError(f"a cross-encoder that scores has one label, this model has {labels}")

@@ -44,7 +44,7 @@ from workers.adapters.base import (
     SparseRows,
 )
 from workers.adapters.shared.checkpoint import attends_causally
-from workers.adapters.shared.heads import Normalize, load_head, pool
+from workers.adapters.shared.heads import Normalize, build_head, pool
 from workers.adapters.shared.packing import Int64Array
 from workers.adapters.shared.sentence_transformers_layout import (
     ModelLayout,
@@ -174,7 +174,7 @@ class DenseAdapter(TextAdapter):
     def load(cls, context: LoadContext) -> DenseAdapter:
         """Load layout, tokenizer and weights; progress phases are "tokenizer", "weights" and "proof"."""
         layout = read_layout(context.directory)
-        text = TextModel.load(context, layout)
+        text = TextModel.build(context, layout)
         layout = _with_options(layout, context.options, causal=attends_causally(text.encoder.model))
         adapter = cls(text, layout)
         context.progress("proof", 1.0)
@@ -292,6 +292,6 @@ def _with_options(layout: ModelLayout, options: Mapping[str, Any], *, causal: bo
 def _stack(modules: Sequence[ModuleConfig], device: torch.device) -> nn.Sequential:
     """The layers of one stage in fp32 on `device`."""
     heads = [
-        Normalize() if m.kind == "Normalize" else load_head(m.kind, m.directory, m.config) for m in modules
+        Normalize() if m.kind == "Normalize" else build_head(m.kind, m.directory, m.config) for m in modules
     ]
     return nn.Sequential(*heads).to(device).eval().requires_grad_(False)

@@ -20,7 +20,7 @@ from ipc.wire.extraction import Extraction
 from ipc.wire.messages import Call, ExtractCall, InputItem
 from workers.adapters.base import AdapterSpec, ItemFailure, LoadContext, Prepared
 from workers.adapters.shared.building import BUILDING, parameter_bytes
-from workers.adapters.shared.checkpoint import load_tokenizer, refuse_unfitting, text_limit
+from workers.adapters.shared.checkpoint import refuse_unfitting, text_limit, tokenizer_of
 from workers.adapters.shared.extracting import NOT_FINITE, ExtractAdapter, place_of, ranked, text_of
 from workers.adapters.shared.known_ids import KnownIds, embedding_rows, filler_of
 from workers.adapters.shared.options import OptionReader
@@ -81,7 +81,7 @@ class GliclassAdapter(ExtractAdapter):
     def load(cls, context: LoadContext) -> GliclassAdapter:
         """Load with the library. Raises ImportError that names the extra, ValueError for other architectures."""
         library = require("gliclass", EXTRA)
-        tokenizer = load_tokenizer(context)
+        tokenizer = tokenizer_of(context)
         transformers_logging.disable_progress_bar()
         with BUILDING, own_code(allowed=context.trust_remote_code):
             model, report = library.GLiClassModel.from_pretrained(

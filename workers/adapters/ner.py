@@ -24,8 +24,8 @@ from workers.adapters.shared.classification import (
     ClassifierBatch,
     ClassifierItem,
     TokenClassifier,
+    build_classifier,
     in_steps,
-    load_classifier,
 )
 from workers.adapters.shared.extracting import NOT_FINITE, OffsetTokenizer, Window, text_of
 from workers.adapters.shared.options import OptionReader
@@ -84,7 +84,7 @@ class NerAdapter(ClassifierAdapter[TokenClassifier]):
     @classmethod
     def load(cls, context: LoadContext) -> NerAdapter:
         """Load tokenizer and weights; progress phases are "tokenizer" and "weights"."""
-        classifier, tokenizer, limit = load_classifier(context, TokenClassifier)
+        classifier, tokenizer, limit = build_classifier(context, TokenClassifier)
         adapter = cls(classifier, OffsetTokenizer(tokenizer, limit), limit)
         adapter.tokenizer = tokenizer
         return adapter

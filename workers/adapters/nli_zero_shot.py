@@ -22,7 +22,7 @@ from workers.adapters.shared.classification import (
     ClassifierBatch,
     ClassifierItem,
     SequenceClassifier,
-    load_classifier,
+    build_classifier,
 )
 from workers.adapters.shared.extracting import NOT_FINITE, ranked, text_of
 from workers.adapters.shared.options import OptionReader
@@ -69,7 +69,7 @@ class NliZeroShotAdapter(ClassifierAdapter[SequenceClassifier]):
 
         Raises ValueError for a classifier with a single label.
         """
-        classifier, tokenizer, limit = load_classifier(context, SequenceClassifier)
+        classifier, tokenizer, limit = build_classifier(context, SequenceClassifier)
         if len(classifier.labels) < 2:
             raise ValueError("a zero-shot model needs at least two labels, entailment and another")
         adapter = cls(classifier, PairTokenizer(tokenizer, limit, "only_first"))

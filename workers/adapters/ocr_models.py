@@ -17,7 +17,7 @@ from ipc.errors import InvalidInput
 from ipc.wire.extraction import Entity, Extraction
 from ipc.wire.messages import ExtractCall, InputItem
 from workers.adapters.base import AdapterSpec, ItemFailure, LoadContext, Prepared
-from workers.adapters.shared.checkpoint import load_model
+from workers.adapters.shared.checkpoint import build_model
 from workers.adapters.shared.image_extracting import refuse_endless, size_of
 from workers.adapters.shared.image_writing import Assignment, ImageWriter, Page
 from workers.adapters.shared.vision_chat import VisionChat
@@ -41,8 +41,8 @@ class OcrAdapter(ImageWriter):
         """Load tokenizer, image processor and weights; progress phases are "tokenizer" and "weights"."""
         import transformers
 
-        chat = VisionChat.load(context)
-        return cls.build(load_model(context, getattr(transformers, cls.model_class)), chat, context)
+        chat = VisionChat.read(context)
+        return cls.build(build_model(context, getattr(transformers, cls.model_class)), chat, context)
 
     @property
     def max_sequence_length(self) -> int:

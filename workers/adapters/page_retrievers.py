@@ -18,7 +18,7 @@ import torch
 
 from ipc.wire.messages import Call, InputItem
 from workers.adapters.base import AdapterSpec, Excess, ItemFailure, LoadContext, Prepared, SparseRows
-from workers.adapters.shared.checkpoint import load_model, refuse_without_words
+from workers.adapters.shared.checkpoint import build_model, refuse_without_words
 from workers.adapters.shared.images import VisualEncoder, from_first_image
 from workers.adapters.shared.known_ids import KnownIds, embedding_rows
 from workers.adapters.shared.late_interaction import LateInteraction
@@ -142,7 +142,7 @@ class PageRetriever(LateInteraction, PageInputs):
         refuse_without_words(processor.tokenizer)
         processor.image_processor = images
         context.progress("tokenizer", 1.0)
-        model = load_model(context, getattr(transformers, cls.model_class))
+        model = build_model(context, getattr(transformers, cls.model_class))
         positions = int(model.config.vlm_config.text_config.max_position_embeddings)
         adapter = cls(model, processor, min(context.max_sequence_length or positions, positions))
         adapter.known_ids = KnownIds(embedding_rows(model), processor.tokenizer)

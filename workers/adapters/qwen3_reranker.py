@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM
 from ipc.wire.messages import Call
 from workers.adapters.base import AdapterSpec, Excess, LoadContext, Prepared
 from workers.adapters.shared.building import parameter_bytes
-from workers.adapters.shared.checkpoint import load_model, load_tokenizer, stored_limit, text_limit
+from workers.adapters.shared.checkpoint import build_model, stored_limit, text_limit, tokenizer_of
 from workers.adapters.shared.encoder import TextEncoder
 from workers.adapters.shared.heads import answer_rows
 from workers.adapters.shared.known_ids import KnownIds, embedding_rows
@@ -110,8 +110,8 @@ class Qwen3RerankerAdapter(ScoreAdapter):
         Raises ValueError for templates or answers that do not fit the model.
         """
         options = context.options
-        tokenizer = load_tokenizer(context)
-        model = load_model(context, AutoModelForCausalLM)
+        tokenizer = tokenizer_of(context)
+        model = build_model(context, AutoModelForCausalLM)
         answers = answer_rows(model, tokenizer, options)
         backbone = model.base_model
         del model

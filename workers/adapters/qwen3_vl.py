@@ -23,7 +23,7 @@ from ipc.errors import from_code
 from ipc.wire.messages import Call, EncodeCall, InputItem, ScoreCall
 from workers.adapters.base import AdapterSpec, ItemFailure, LoadContext, Prepared, SparseRows
 from workers.adapters.shared.building import parameter_bytes
-from workers.adapters.shared.checkpoint import load_model
+from workers.adapters.shared.checkpoint import build_model
 from workers.adapters.shared.heads import answer_rows
 from workers.adapters.shared.pairs import activation, pair_excess
 from workers.adapters.shared.vision_chat import Message, Part, PromptBatch, VisionChat, VisionChatModel
@@ -51,8 +51,8 @@ class Qwen3VlEmbeddingAdapter(VisionChatModel):
     @classmethod
     def load(cls, context: LoadContext) -> Qwen3VlEmbeddingAdapter:
         """Load tokenizer, image processor and weights; progress phases are "tokenizer" and "weights"."""
-        chat = VisionChat.load(context, **PIXELS)
-        return cls(load_model(context, Qwen3VLModel), chat, context)
+        chat = VisionChat.read(context, **PIXELS)
+        return cls(build_model(context, Qwen3VLModel), chat, context)
 
     @property
     def dims(self) -> dict[str, int]:
@@ -106,8 +106,8 @@ class Qwen3VlRerankerAdapter(VisionChatModel):
 
         Raises ValueError for answers that are no single tokens.
         """
-        chat = VisionChat.load(context, **PIXELS)
-        model = load_model(context, Qwen3VLForConditionalGeneration)
+        chat = VisionChat.read(context, **PIXELS)
+        model = build_model(context, Qwen3VLForConditionalGeneration)
         return cls(model.model, chat, context, answer_rows(model, chat.tokenizer, context.options))
 
     @property

@@ -21,7 +21,7 @@ from transformers import AutoModelForMaskedLM
 
 from ipc.wire.messages import Call, InputItem
 from workers.adapters.base import AdapterSpec, ItemFailure, LoadContext, Prepared, SparseRows
-from workers.adapters.shared.checkpoint import CheckpointError, load_model
+from workers.adapters.shared.checkpoint import CheckpointError, build_model
 from workers.adapters.shared.heads import nonzero_terms, strongest
 from workers.adapters.shared.options import NO_LIMIT, OptionReader
 from workers.adapters.shared.packing import Layout, Run
@@ -156,12 +156,12 @@ class SpladeAdapter(TextAdapter):
             raise UnsupportedLayoutError(f"unsupported SPLADE pooling {strategy!r} with {activation!r}")
         parts: list[Any] = []
 
-        def load(context: LoadContext, **arguments: Any) -> Any:
-            model = load_model(context, AutoModelForMaskedLM, **arguments)
+        def build(context: LoadContext, **arguments: Any) -> Any:
+            model = build_model(context, AutoModelForMaskedLM, **arguments)
             parts.extend((model, head_of(model)))
             return model
 
-        text = TextModel.load(context, layout, load=load, backbone_of=lambda model: model.base_model)
+        text = TextModel.build(context, layout, build=build, backbone_of=lambda model: model.base_model)
         model, head = parts
         idf = None
         if context.options.get("query_encoding", "model") == "idf":

@@ -34,7 +34,7 @@ from ipc.wire.messages import Call, InputItem
 from workers.adapters.base import AdapterSpec, ItemFailure, LoadContext, Prepared, SparseRows
 from workers.adapters.shared.building import parameter_bytes
 from workers.adapters.shared.checkpoint import CheckpointError, refuse_without_words
-from workers.adapters.shared.heads import Normalize, load_head
+from workers.adapters.shared.heads import Normalize, build_head
 from workers.adapters.shared.packing import Int64Array
 from workers.adapters.shared.sentence_transformers_layout import ModelLayout, read_static_layout
 from workers.adapters.shared.text_model import ReadingAdapter, TextReader, most_tokens, prompts_of
@@ -256,7 +256,7 @@ def _head_of(layout: ModelLayout, normalize: Any) -> nn.Sequential:
     if ends and normalize is False:
         modules.pop()
     heads = [
-        Normalize() if m.kind == "Normalize" else load_head(m.kind, m.directory, m.config) for m in modules
+        Normalize() if m.kind == "Normalize" else build_head(m.kind, m.directory, m.config) for m in modules
     ]
     last = [Normalize()] if normalize and not ends else []
     return nn.Sequential(*heads, *last).eval().requires_grad_(False)

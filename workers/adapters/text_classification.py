@@ -18,7 +18,7 @@ from workers.adapters.shared.classification import (
     ClassifierBatch,
     ClassifierItem,
     SequenceClassifier,
-    load_classifier,
+    build_classifier,
 )
 from workers.adapters.shared.extracting import NOT_FINITE, OffsetTokenizer, ranked, text_of
 from workers.adapters.shared.options import OptionReader
@@ -74,7 +74,7 @@ class TextClassificationAdapter(ClassifierAdapter[SequenceClassifier]):
     @classmethod
     def load(cls, context: LoadContext) -> TextClassificationAdapter:
         """Load tokenizer and weights; progress phases are "tokenizer" and "weights"."""
-        classifier, tokenizer, limit = load_classifier(context, SequenceClassifier)
+        classifier, tokenizer, limit = build_classifier(context, SequenceClassifier)
         adapter = cls(classifier, OffsetTokenizer(tokenizer, limit), limit)
         adapter.tokenizer = tokenizer
         return adapter

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from ipc.extras import require
 from ipc.wire.messages import Call, InputItem
 from workers.adapters.base import AdapterSpec, Excess, ItemFailure, LoadContext, Prepared, SparseRows
-from workers.adapters.shared.checkpoint import load_model, text_limit
+from workers.adapters.shared.checkpoint import build_model, text_limit
 from workers.adapters.shared.images import VisualEncoder, from_first_image
 from workers.adapters.shared.known_ids import embedding_rows, filler_of
 from workers.adapters.shared.options import OptionReader
@@ -75,9 +75,9 @@ class TwoTowersAdapter(VisualEncoder):
     def load(cls, context: LoadContext) -> Self:
         """Load tokenizer, image processor and weights; progress phases are "tokenizer", "weights" and "proof"."""
         processor = load_image_processor(context.directory, trust_remote_code=context.trust_remote_code)
-        tokenizer = TextTokenizer.load(context.directory, trust_remote_code=context.trust_remote_code)
+        tokenizer = TextTokenizer.read(context.directory, trust_remote_code=context.trust_remote_code)
         context.progress("tokenizer", 1.0)
-        model = load_model(context)
+        model = build_model(context)
         limit = text_limit(model.text_model, context.max_sequence_length)
         adapter = cls(model, tokenizer, processor, limit, bool(context.options.get("normalize", True)))
         context.progress("proof", 1.0)

@@ -91,7 +91,7 @@ def load_file(path: Path) -> dict[str, torch.Tensor]:
 
 
 @functools.wraps(_load)
-def load(*arguments: Any, **named: Any) -> Any:
+def torch_load(*arguments: Any, **named: Any) -> Any:
     """As `torch.load`; the file is read, whatever the caller says with `mmap`."""
     return _load(*arguments, **{**named, "mmap": False})
 
@@ -100,7 +100,7 @@ def _replace() -> None:
     """Bind both functions wherever the originals are bound by now; later imports find ours."""
     for module in list(sys.modules.values()):
         names = getattr(module, "__dict__", {})
-        for name, theirs, ours in (("safe_open", _open, safe_open), ("load", _load, load)):
+        for name, theirs, ours in (("safe_open", _open, safe_open), ("load", _load, torch_load)):
             if names.get(name) is theirs:
                 names[name] = ours
 

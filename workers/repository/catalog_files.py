@@ -26,7 +26,7 @@ from pathlib import Path
 import msgspec
 
 from ipc.catalog.entries import Catalog, DirectorySource, Files, ModelEntry
-from ipc.catalog.reading import check_lists, check_lora_dirs, files_below, load_served
+from ipc.catalog.reading import check_lists, check_lora_dirs, files_below, read_served
 from ipc.catalog.repository import names_of, refuse_clash
 from ipc.decoding import learnt
 from ipc.errors import ConfigError
@@ -54,10 +54,10 @@ def open_catalog(
 ) -> Catalog:
     """The catalog of all that may be served, also of the directories `added`.
 
-    Raises `ConfigError` as `load_catalog` and `add_repositories` do.
+    Raises `ConfigError` as `read_catalog` and `add_repositories` do.
     """
     files = look(chosen.dirs, repository.dirs, wishes, added)
-    served = load_served(chosen, repository, vanished_ok, added)
+    served = read_served(chosen, repository, vanished_ok, added)
     return add_repositories(served, repository, files, wishes)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ipc.catalog.entries import ENCODE_OUTPUTS, Catalog, HubSource, ModelEntry
-from ipc.catalog.reading import load_catalog, read_entries, read_entry
+from ipc.catalog.reading import read_catalog, read_entries, read_entry
 from ipc.processes.paths import asset
 from penstock.families import FAMILIES
 from workers.adapters import registry
@@ -49,11 +49,11 @@ def test_florence_has_the_name_that_clients_know_and_that_of_its_converted_weigh
 
 
 def test_only_the_demo_model_is_served_unless_the_operator_says_more() -> None:
-    assert list(load_catalog([])) == ["sentence-transformers/all-MiniLM-L6-v2"]
-    assert list(load_catalog([], ["BAAI/bge-m3"])) == [
+    assert list(read_catalog([])) == ["sentence-transformers/all-MiniLM-L6-v2"]
+    assert list(read_catalog([], ["BAAI/bge-m3"])) == [
         "BAAI/bge-m3", "BAAI/bge-m3:sparse", "BAAI/bge-m3:multivector", "BAAI/bge-m3:all",
     ]  # fmt: skip
-    everything = load_catalog([], ["BAAI/bge-m3"], serve_all=True)
+    everything = read_catalog([], ["BAAI/bge-m3"], serve_all=True)
     assert set(everything) == set(VARIANTS)
 
 

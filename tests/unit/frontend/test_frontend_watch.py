@@ -18,7 +18,7 @@ from frontend.engine.local import engine as local_engine
 from frontend.engine.local.engine import LocalEngine
 from frontend.lifespan import Watch
 from frontend.services import Services
-from ipc.catalog.reading import load_catalog
+from ipc.catalog.reading import read_catalog
 from ipc.settings import load
 from tests.harness.server import FAKE_CATALOG
 
@@ -32,7 +32,7 @@ def watched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Watch:
     monkeypatch.setattr(lifespan, "WATCH_EVERY_S", 0.001)
     monkeypatch.setattr(lifespan, "summary", lambda services: "ready")
     monkeypatch.setattr(Watch, "_report", lambda self, ready: None)
-    services = Services(load(None, {"run.dir": str(tmp_path)}), load_catalog([str(FAKE_CATALOG)]), Gate())
+    services = Services(load(None, {"run.dir": str(tmp_path)}), read_catalog([str(FAKE_CATALOG)]), Gate())
     monkeypatch.setattr(LocalEngine, "ready", lambda self: (True, "ok"))
     client: Any = SimpleNamespace(channels=[], inputs=None)
     services.engine = LocalEngine(services.settings, services.catalog, client, services.drain)

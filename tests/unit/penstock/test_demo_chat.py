@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ipc.catalog.entries import PackageSource
-from ipc.catalog.reading import load_catalog, preloaded_names, read_entries
+from ipc.catalog.reading import preloaded_names, read_catalog, read_entries
 from ipc.processes.paths import asset
 from penstock import demo_chat, tiny_chat
 from tests.conformance.minilm import MODEL as VECTORS
@@ -49,7 +49,7 @@ def test_the_model_of_the_package_takes_the_place_of_the_one_of_the_hub(
 ) -> None:
     monkeypatch.setattr(demo_chat, "PACKAGE", "penstock")
     assert demo_chat.main([str(tmp_path)]) == 0
-    catalog = load_catalog([str(asset("config/models")), str(tmp_path)])
+    catalog = read_catalog([str(asset("config/models")), str(tmp_path)])
     assert catalog.reading.bad == []
     assert list(preloaded_names(catalog, ["auto"], [], False)) == [VECTORS, demo_chat.MODEL]
 

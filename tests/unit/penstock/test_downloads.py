@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from ipc.catalog.reading import load_catalog, read_entry
+from ipc.catalog.reading import read_catalog, read_entry
 from penstock.cli import main
 from penstock.downloads import ProgressLine
 from tests.harness.ports import free_port
@@ -55,7 +55,7 @@ def test_any_repository_is_pulled_and_copied_for_a_machine_without_a_network(
     assert f"in {copies}/org/new; serve it: penstock serve {copies}/org/new" in printed.out
     assert "org/new: download 100 %" in printed.err
     assert names_below(copies / "org/new") == COPIED
-    entry = load_catalog([str(copies)])["org/new"]
+    entry = read_catalog([str(copies)])["org/new"]
     assert entry.loadtime == {"pooling": "cls", "normalize": False}
 
     assert main(["models", "pull", "org/odd"]) == 0, "what cannot be told can be fetched all the same"
@@ -174,7 +174,7 @@ def test_add_writes_an_entry_that_the_catalog_reads(
     file = to / "org--mine.yaml"
     assert code == 0 and f"wrote {file}; serve it: penstock serve --catalog {to} --models org/mine" in text
     assert "pooling        lasttoken   [stated]" in text
-    entry = load_catalog([str(to)])["org/mine"]
+    entry = read_catalog([str(to)])["org/mine"]
     assert entry.loadtime == {"pooling": "lasttoken", "normalize": True} and entry.dimensions == (4, 2)
     code, text = add(f"{root}=org/mine", "--catalog", str(to), *fields)
     assert code == 3 and f"penstock: {file} exists already: remove the file, or name another place" in text

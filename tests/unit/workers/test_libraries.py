@@ -112,7 +112,7 @@ from workers.loading.gguf_file import read_model
 import torch
 stored = read_model(Path({str(path)!r}))
 with building("causal"):
-    gguf_weights.load(stored, gguf_weights.config_of(stored), torch.float32, lambda phase, part: None)
+    gguf_weights.build(stored, gguf_weights.config_of(stored), torch.float32, lambda phase, part: None)
 print("sympy" in sys.modules)
 """
     assert run(program) == ["False"]

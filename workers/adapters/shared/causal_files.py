@@ -82,7 +82,7 @@ class CausalFiles:
     def tokenizer(self) -> Any:
         """transformers' tokenizer, with the chat template."""
         if self._stored is None:
-            return checkpoint.load_tokenizer(self._context)
+            return checkpoint.tokenizer_of(self._context)
         from workers.adapters.shared import gguf_weights
 
         tokenizer = gguf_weights.read_tokenizer(self._stored)
@@ -156,8 +156,8 @@ class CausalFiles:
         if plan is None and quantizer is not None and quantized_weights.brings(self._config, sees=sees):
             plan = plain_plan(context.directory)
         if plan is not None:
-            return quantized_weights.load(context, plan, self._config, sees=sees, quantizer=quantizer)
-        model = checkpoint.load_model(context, AutoModelForImageTextToText if sees else AutoModelForCausalLM)
+            return quantized_weights.build(context, plan, self._config, sees=sees, quantizer=quantizer)
+        model = checkpoint.build_model(context, AutoModelForImageTextToText if sees else AutoModelForCausalLM)
         if quantizer is not None:
             quantizer.finish(model)
         return model
@@ -169,7 +169,7 @@ class CausalFiles:
         assert stored is not None
         transformers_logging.disable_progress_bar()
         config = gguf_weights.config_of(stored)
-        model = gguf_weights.load(
+        model = gguf_weights.build(
             stored, config, context.dtype, context.progress, self._quantizer, context.ahead
         )
         model.config.use_cache = False

@@ -50,11 +50,11 @@ class CheckpointError(ValueError):
     """The weights in the directory do not make up the model that its config describes."""
 
 
-def load_model(
+def build_model(
     context: LoadContext, factory: Any = None, directory: Path | None = None, **arguments: Any
 ) -> Any:
-    """`load_transformer` of the context's directory, or of `directory` inside; reports the phase "weights"."""
-    model = load_transformer(
+    """`build_transformer` of the context's directory, or of `directory` inside; reports the phase "weights"."""
+    model = build_transformer(
         directory or context.directory,
         device=context.device,
         dtype=context.dtype,
@@ -66,7 +66,7 @@ def load_model(
     return model
 
 
-def load_tokenizer(
+def tokenizer_of(
     context: LoadContext, directory: Path | None = None, arguments: Mapping[str, Any] | None = None
 ) -> Any:
     """`read_tokenizer` of the context's directory, or of `directory` inside; reports the phase "tokenizer"."""
@@ -101,7 +101,7 @@ def refuse_without_words(tokenizer: Any) -> None:
         )
 
 
-def load_transformer(
+def build_transformer(
     directory: Path,
     *,
     device: torch.device,
@@ -135,14 +135,14 @@ def load_transformer(
     extra = {name: value for name, value in (model_arguments or {}).items() if name not in _OURS}
     arguments = {**extra, **trust, "config": config, "dtype": dtype, "use_safetensors": safe}
     try:
-        model, report = _load(factory, directory, arguments, "sdpa")
+        model, report = _built(factory, directory, arguments, "sdpa")
     except ValueError as error:
         if "scaled_dot_product_attention" not in str(error):
             raise
         # NOTE: each part of the model chooses its attention. In Grounding DINO the text tower offers SDPA, and "eager"
         # would misread its mask. The first attempt has written into the config, so the config is read again.
         arguments["config"] = AutoConfig.from_pretrained(str(directory), **described)
-        model, report = _load(factory, directory, arguments, None)
+        model, report = _built(factory, directory, arguments, None)
     refuse_unfitting(model, report)
     if hasattr(model.config, "use_cache"):
         model.config.use_cache = False
@@ -225,7 +225,7 @@ def refuse_layers_without_weights(config: Any, directory: Path) -> None:
         )
 
 
-def _load(
+def _built(
     factory: Any, directory: Path, arguments: Mapping[str, Any], attention: str | None
 ) -> tuple[Any, dict[str, Any]]:
     """The model and transformers' loading report; `attention` None leaves the choice to each part."""

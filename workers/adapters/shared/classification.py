@@ -27,11 +27,11 @@ from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAtte
 from workers.adapters.base import LoadContext, Prepared
 from workers.adapters.shared.building import parameter_bytes
 from workers.adapters.shared.checkpoint import (
-    load_model,
-    load_tokenizer,
+    build_model,
     position_limit,
     stored_limit,
     text_limit,
+    tokenizer_of,
 )
 from workers.adapters.shared.encoder import TextEncoder
 from workers.adapters.shared.extracting import ExtractAdapter
@@ -349,13 +349,13 @@ class ClassifierAdapter(ExtractAdapter, Generic[K]):
         return self._classifier.padding_ratio(batch.rows)
 
 
-def load_classifier(context: LoadContext, kind: type[K]) -> Loaded[K]:
+def build_classifier(context: LoadContext, kind: type[K]) -> Loaded[K]:
     """Tokenizer and model of `context.directory`; progress phases are "tokenizer" and "weights"."""
     layout = read_classifier(context.directory)
-    tokenizer = load_tokenizer(context, layout.transformer, layout.tokenizer_arguments)
+    tokenizer = tokenizer_of(context, layout.transformer, layout.tokenizer_arguments)
     if layout.lower_case:
         add_lower_casing(tokenizer)
-    model = load_model(
+    model = build_model(
         context,
         kind.factory,
         layout.transformer,

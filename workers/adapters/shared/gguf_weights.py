@@ -200,7 +200,7 @@ def _values(model: GgufModel, name: str) -> list[float]:
     return [] if stored is None else read_tensor(stored, torch.float32).flatten().tolist()
 
 
-def load(
+def build(
     model: GgufModel,
     config: Any,
     dtype: torch.dtype,

@@ -151,7 +151,7 @@ class LayerNorm(nn.Module):
 HEADS: dict[str, type[Dense | LayerNorm]] = {"Dense": Dense, "LayerNorm": LayerNorm}
 
 
-def load_head(kind: str, directory: Path, config: Mapping[str, Any]) -> nn.Module:
+def build_head(kind: str, directory: Path, config: Mapping[str, Any]) -> nn.Module:
     """A Dense, LayerNorm or Normalize with its weights from `directory`, in fp32 on CPU.
 
     Raises FileNotFoundError without weights and RuntimeError where the weights do not fit the config.

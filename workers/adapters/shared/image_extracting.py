@@ -29,7 +29,7 @@ from ipc.wire.extraction import DetectedObject, Extraction
 from ipc.wire.messages import Call, ExtractCall, InputItem
 from workers.adapters.base import ItemFailure, LoadContext, Prepared
 from workers.adapters.shared.building import parameter_bytes
-from workers.adapters.shared.checkpoint import load_model
+from workers.adapters.shared.checkpoint import build_model
 from workers.adapters.shared.extracting import NOT_FINITE, ExtractAdapter
 from workers.adapters.shared.images import first_image
 from workers.images import load_image_processor, require_vision
@@ -84,7 +84,7 @@ class ImageExtractAdapter(ExtractAdapter):
             if hasattr(processor, "image_processor"):
                 processor.image_processor = images()
         context.progress("processor", 1.0)
-        model = load_model(context, getattr(transformers, cls.model_class))
+        model = build_model(context, getattr(transformers, cls.model_class))
         return cls.build(model, processor, context)
 
     @classmethod

@@ -265,7 +265,7 @@ def brings(config: Any, *, sees: bool) -> bool:
     return type(config) in _table(sees=sees)
 
 
-def load(
+def build(
     context: LoadContext, plan: Plan, config: Any, *, sees: bool, quantizer: Quantizer | None = None
 ) -> Any:
     """The model in eval mode on the device, in the context's precision; reports the phase "weights".

@@ -1,6 +1,6 @@
 """The base of families over a text transformer: loading, prompts, tokenizing, and batches without padding.
 
-1. `TextModel.load` reads tokenizer and weights, and compares the packed way of running with the padded one.
+1. `TextModel.build` reads tokenizer and weights, and compares the packed way of running with the padded one.
 2. `payloads` puts the prompt around each text, tokenizes, and fits the text into the model's length as windows.
 3. `collate` packs the windows of a batch into one row. A row knows the item of each window, and the token vectors that
    the items give back. Windows over the token budget make several rows.
@@ -32,7 +32,7 @@ from ipc.errors import InvalidInput
 from ipc.wire.messages import Call, EncodeCall, InputItem
 from workers.adapters.base import Adapter, Excess, LoadContext, Prepared
 from workers.adapters.shared.building import parameter_bytes
-from workers.adapters.shared.checkpoint import load_model, text_limit
+from workers.adapters.shared.checkpoint import build_model, text_limit
 from workers.adapters.shared.encoder import TextEncoder
 from workers.adapters.shared.linears import lay_out_linears
 from workers.adapters.shared.long_texts import Tokens
@@ -212,27 +212,27 @@ class TextModel(TextReader):
     batch_tokens: int
 
     @classmethod
-    def load(
+    def build(
         cls,
         context: LoadContext,
         layout: ModelLayout,
         *,
-        load: Callable[..., Any] = load_model,
+        build: Callable[..., Any] = build_model,
         backbone_of: Callable[[Any], Any] = lambda model: model,
     ) -> TextModel:
-        """Load from a layout; progress phases are "tokenizer" and "weights".
+        """Build from a layout; progress phases are "tokenizer" and "weights".
 
-        `load` takes the arguments of `load_model` and returns the model. `backbone_of` returns the part of the model
+        `build` takes the arguments of `build_model` and returns the model. `backbone_of` returns the part of the model
         that makes the token vectors.
         """
-        tokenizer = TextTokenizer.load(
+        tokenizer = TextTokenizer.read(
             layout.transformer,
             lower_case=layout.lower_case,
             trust_remote_code=context.trust_remote_code,
             arguments=layout.tokenizer_arguments,
         )
         context.progress("tokenizer", 1.0)
-        model = load(
+        model = build(
             context,
             directory=layout.transformer,
             config_arguments=layout.config_arguments,

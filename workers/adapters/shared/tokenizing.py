@@ -91,7 +91,7 @@ class TextTokenizer:
                 add_lower_casing(tokenizer)
 
     @classmethod
-    def load(
+    def read(
         cls,
         directory: Path,
         *,
@@ -99,7 +99,7 @@ class TextTokenizer:
         trust_remote_code: bool = False,
         arguments: Mapping[str, Any] | None = None,
     ) -> TextTokenizer:
-        """Load from a local directory; `arguments` go to transformers' AutoTokenizer."""
+        """Read from a local directory; `arguments` go to transformers' AutoTokenizer."""
         tokenizer = read_tokenizer(directory, trust_remote_code=trust_remote_code, arguments=arguments)
         return cls(tokenizer, lower_case=lower_case)
 

@@ -24,7 +24,7 @@ from ipc.catalog.option_names import TEXT_BESIDE_IMAGES
 from ipc.errors import InvalidInput
 from ipc.wire.messages import EncodeCall, InputItem, ScoreCall
 from workers.adapters.base import Excess, ItemFailure, LoadContext, Prepared
-from workers.adapters.shared.checkpoint import load_tokenizer, text_limit
+from workers.adapters.shared.checkpoint import text_limit, tokenizer_of
 from workers.adapters.shared.images import VisualEncoder, from_first_image
 from workers.adapters.shared.known_ids import KnownIds, embedding_rows, filler_of
 from workers.adapters.shared.options import OptionReader
@@ -82,8 +82,8 @@ class VisionChat:
         self.pad_id = int(tokenizer.pad_token_id or 0)
 
     @classmethod
-    def load(cls, context: LoadContext, **pixels: int) -> VisionChat:
-        """Load from the context's directory; reports the phase "tokenizer".
+    def read(cls, context: LoadContext, **pixels: int) -> VisionChat:
+        """Read from the context's directory; reports the phase "tokenizer".
 
         `pixels`, and over them the options of the load, bound the size of pictures. Raises ValueError for a checkpoint
         without a chat template, or with one that leaves out texts or pictures, ImportError without pillow.
@@ -94,7 +94,7 @@ class VisionChat:
         config = AutoConfig.from_pretrained(
             str(context.directory), local_files_only=True, trust_remote_code=trust
         )
-        tokenizer = load_tokenizer(context)
+        tokenizer = tokenizer_of(context)
         chat = cls(tokenizer, images, _template(tokenizer, context.directory), config)
         chat.check_template()
         return chat

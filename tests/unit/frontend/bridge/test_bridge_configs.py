@@ -13,7 +13,7 @@ import yaml
 from frontend.bridge.configs import LACKING_S, MOST_REFUSED, ConfiguredModels
 from frontend.cluster.broker import Broker
 from ipc.catalog.entries import Catalog
-from ipc.catalog.reading import load_served
+from ipc.catalog.reading import read_served
 from ipc.settings import Settings, load
 from ipc.wire import cluster_configs as wire
 from ipc.wire.cluster_configs import (
@@ -57,7 +57,7 @@ class Workers:
     def serve(self, settings: Settings) -> None:
         """The workers read the files."""
         self.version += 1
-        self.catalog = load_served(settings.catalog, settings.repository, added=settings.configured_dirs)
+        self.catalog = read_served(settings.catalog, settings.repository, added=settings.configured_dirs)
 
 
 class Stage:

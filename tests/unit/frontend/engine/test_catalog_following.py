@@ -11,7 +11,7 @@ from frontend.engine.local.catalog import CatalogFollower, ToldCatalog
 from ipc.catalog.entries import AdapterSource, Catalog, DirectorySource, ModelEntry
 from ipc.catalog.ids import NO_VERSION, id_of
 from ipc.catalog.model_config import ModelConfig
-from ipc.catalog.reading import load_served
+from ipc.catalog.reading import read_served
 from ipc.catalog.repository import VersionEntry
 from ipc.settings import Catalog as CatalogSettings
 from ipc.settings import Repository
@@ -133,7 +133,7 @@ def test_the_entry_of_a_file_with_options_that_no_message_can_tell_is_told_with_
     options: str, tmp_path: Path
 ) -> None:
     (tmp_path / "m.yaml").write_text(f"id: org/m\nsource: {{kind: adapter}}\n{options}\n")
-    catalog = load_served(CatalogSettings(dirs=(str(tmp_path),)), Repository())
+    catalog = read_served(CatalogSettings(dirs=(str(tmp_path),)), Repository())
     told = ToldEntries().changes(catalog)
     assert told is not None and codec.decode_to_frontend(codec.encode(told)) == told
     catalog_files.keep(tmp_path, CatalogSettings(), catalog)

@@ -25,7 +25,7 @@ from frontend.status.frame import (
     threshold_pct,
 )
 from frontend.status.history import Traffic, TrafficReader, latencies
-from ipc.catalog.reading import load_catalog
+from ipc.catalog.reading import read_catalog
 from ipc.metrics.files import Totals
 from ipc.processes.paths import RunPaths, prepare_run_dir
 from ipc.settings import load
@@ -67,7 +67,7 @@ def worker(slot: int, told: Stats | None, *models: ModelStatus) -> WorkerView:
 
 
 def frame_of(*workers: WorkerView, ready: bool = True, why: str = "ok", **flags: str) -> dict[str, Any]:
-    catalog = load_catalog([str(FAKE_CATALOG)], MODELS)
+    catalog = read_catalog([str(FAKE_CATALOG)], MODELS)
     services = Services(load(None, flags), catalog, Gate())
     services.state = State(services.settings)
     seen = Traffic(Totals(), [], [], latencies([], time.time(), 30.0))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ipc.catalog.entries import MOST_COMPARED, Catalog, DirectorySource, HubSource, ModelEntry
-from ipc.catalog.reading import check_lists, load_catalog, preloaded_names, read_entry
+from ipc.catalog.reading import check_lists, preloaded_names, read_catalog, read_entry
 from ipc.errors import ConfigError, ModelNotFound
 
 MODEL = """
@@ -36,7 +36,7 @@ def write(directory: Path, text: str, name: str = "model.yaml") -> Path:
 
 def test_a_model_and_its_profiles_are_served_by_name(tmp_path: Path) -> None:
     write(tmp_path, MODEL)
-    catalog = load_catalog([str(tmp_path)])
+    catalog = read_catalog([str(tmp_path)])
     assert list(catalog) == ["org/model", "org/model:query", "org/model:fast"]
     base, query, fast = catalog.values()
     assert base.source == HubSource("org/model", "abc")
@@ -53,7 +53,7 @@ def test_a_model_and_its_profiles_are_served_by_name(tmp_path: Path) -> None:
 def test_directories_are_searched_deeply_and_relative_sources_start_at_their_file(tmp_path: Path) -> None:
     write(tmp_path, "id: a\nsource: {kind: directory, path: ../weights}\n", "deep/er/a.yaml")
     write(tmp_path, "id: b\nsource: {kind: directory, path: /weights}\n", "b.yaml")
-    catalog = load_catalog([str(tmp_path)])
+    catalog = read_catalog([str(tmp_path)])
     assert catalog["a"].source == DirectorySource(str(tmp_path / "deep" / "weights"))
     assert catalog["b"].source == DirectorySource("/weights")
 
@@ -65,13 +65,13 @@ def test_a_filter_chooses_models_and_their_order_also_unserved_ones(tmp_path: Pa
             f"id: {name}\nsource: {{kind: hub, repo: x}}\nserved: {str(name != 'c').lower()}\n",
             f"{name}.yaml",
         )
-    assert list(load_catalog([str(tmp_path)])) == ["a", "b"]
-    assert list(load_catalog([str(tmp_path)], ["c", "a"])) == ["c", "a"]
+    assert list(read_catalog([str(tmp_path)])) == ["a", "b"]
+    assert list(read_catalog([str(tmp_path)], ["c", "a"])) == ["c", "a"]
 
 
 def test_an_unknown_model_is_answered_with_the_nearest_name(tmp_path: Path) -> None:
     write(tmp_path, MODEL)
-    catalog = load_catalog([str(tmp_path)])
+    catalog = read_catalog([str(tmp_path)])
     with pytest.raises(ModelNotFound, match=r"'org/modle' not found; did you mean 'org/model'\?"):
         catalog.find("org/modle")
     with pytest.raises(ModelNotFound, match=r"did you mean 'org/model'\?$"):
@@ -146,16 +146,16 @@ def test_chained_profiles_are_refused(tmp_path: Path) -> None:
 
 def test_what_cannot_be_served_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="does not exist"):
-        load_catalog([str(tmp_path / "nowhere")])
+        read_catalog([str(tmp_path / "nowhere")])
     with pytest.raises(ConfigError, match="serves no model"):
-        load_catalog([str(tmp_path)])
+        read_catalog([str(tmp_path)])
     write(tmp_path, MODEL)
     with pytest.raises(ConfigError, match=r"unknown model 'org/modl'; did you mean 'org/model'\?"):
-        load_catalog([str(tmp_path)], ["org/modl"])
+        read_catalog([str(tmp_path)], ["org/modl"])
 
 
 def test_the_shipped_catalog_is_valid() -> None:
-    assert len(load_catalog([])) > 0
+    assert len(read_catalog([])) > 0
 
 
 def test_a_model_that_the_catalog_has_and_nobody_serves_is_told_with_the_way_to_serve_it(
@@ -163,7 +163,7 @@ def test_a_model_that_the_catalog_has_and_nobody_serves_is_told_with_the_way_to_
 ) -> None:
     write(tmp_path, MODEL)
     write(tmp_path, GOOD.format("org/other-one") + "served: false\n", "other.yaml")
-    catalog = load_catalog([str(tmp_path)])
+    catalog = read_catalog([str(tmp_path)])
     way = (
         "this server does not serve 'org/other-one': start it with --models org/other-one (catalog.models), "
     )
@@ -191,7 +191,7 @@ def test_an_unknown_name_is_compared_with_few_of_many_names(tmp_path: Path) -> N
 
 def test_a_further_name_finds_the_model_and_its_profiles(tmp_path: Path) -> None:
     write(tmp_path, MODEL + "served_name: text-embedding-3-small\n")
-    catalog = load_catalog([str(tmp_path)], ["org/model=short", "org/model=org/other"])
+    catalog = read_catalog([str(tmp_path)], ["org/model=short", "org/model=org/other"])
     assert list(catalog) == ["org/model", "org/model:query", "org/model:fast"]
     for name in ("text-embedding-3-small", "short", "org/other"):
         assert catalog.find(name) is catalog["org/model"] and name in catalog
@@ -201,7 +201,7 @@ def test_a_further_name_finds_the_model_and_its_profiles(tmp_path: Path) -> None
     assert preloaded_names(catalog, ["auto"], ["org/model=short"], False) == list(catalog)
     with pytest.raises(ConfigError, match=r"catalog.pinned: unknown model 'short'"):
         check_lists(catalog, [], ["short"])
-    catalog.replace(load_catalog([str(tmp_path)]))
+    catalog.replace(read_catalog([str(tmp_path)]))
     assert "short" not in catalog and "text-embedding-3-small" in catalog
 
 
@@ -218,11 +218,11 @@ def test_a_further_name_that_another_model_has_is_refused(name: str, why: str, t
     write(tmp_path, GOOD.format("org/a"), "a.yaml")
     write(tmp_path, GOOD.format("org/b") + "served_name: [taken]\n", "b.yaml")
     with pytest.raises(ConfigError, match=f"^catalog.models: {why}$"):
-        load_catalog([str(tmp_path)], [f"org/a={name}", "org/b"])
+        read_catalog([str(tmp_path)], [f"org/a={name}", "org/b"])
     if name != "taken":
-        assert load_catalog([str(tmp_path)], ["org/a=a"])["a"].id == "org/a", "its own short name"
+        assert read_catalog([str(tmp_path)], ["org/a=a"])["a"].id == "org/a", "its own short name"
     write(tmp_path, GOOD.format("org/a") + f"served_name: {name}\n", "a.yaml")
-    catalog = load_catalog([str(tmp_path)])
+    catalog = read_catalog([str(tmp_path)])
     assert catalog["org/a"].error == f"served_name: {why}"
     assert catalog.reading.bad[0].message == f"{tmp_path}/a.yaml:3: served_name: {why}"
     assert bool(catalog["org/b"].error) == (name == "taken"), "both are refused where both state the name"
@@ -232,7 +232,7 @@ def test_a_further_name_that_another_model_has_is_refused(name: str, why: str, t
 def test_what_is_no_further_name_is_refused(name: str, tmp_path: Path) -> None:
     write(tmp_path, GOOD.format("org/a"), "a.yaml")
     with pytest.raises(ConfigError, match=r"^catalog.models: .* is no name for a model: letters"):
-        load_catalog([str(tmp_path)], [f"org/a={name}"])
+        read_catalog([str(tmp_path)], [f"org/a={name}"])
     for stated in (f"['{name}']", f"'{name}'"):
         path = write(tmp_path, GOOD.format("org/b") + f"served_name: {stated}\n", "b.yaml")
         with pytest.raises(ConfigError, match=r"b\.yaml:.*served_name"):
@@ -249,7 +249,7 @@ def test_a_bad_file_costs_its_own_model_only(tmp_path: Path) -> None:
     write(tmp_path, GOOD.format("two"), "two.yaml")
     write(tmp_path, GOOD.format("two"), "deeper/other.yaml")
     write(tmp_path, "nonsense", "nameless.yaml")
-    catalog = load_catalog([str(tmp_path)])
+    catalog = read_catalog([str(tmp_path)])
     assert {name for name, entry in catalog.items() if not entry.error} == {"good"}
     assert catalog["typo"].error == "loadtime.poling: unknown option; did you mean 'pooling'?"
     assert "line 3" in catalog["torn"].error and str(tmp_path) not in catalog["torn"].error
@@ -263,25 +263,25 @@ def test_a_bad_file_costs_its_own_model_only(tmp_path: Path) -> None:
 def test_models_of_files_that_became_bad_go_on_as_they_were(tmp_path: Path) -> None:
     for name in ("a", "b", "c"):
         write(tmp_path, GOOD.format(name), f"{name}.yaml")
-    before = load_catalog([str(tmp_path)])
+    before = read_catalog([str(tmp_path)])
     write(tmp_path, GOOD.format("a") + "runtime: {x: 1}\n", "a.yaml")
     write(tmp_path, GOOD.format("new") + "runtime: {x: 1}\n", "new.yaml")
     (tmp_path / "c.yaml").unlink()
-    found = load_catalog([str(tmp_path)], vanished_ok=True).keeping(before.sources)
+    found = read_catalog([str(tmp_path)], vanished_ok=True).keeping(before.sources)
     assert {name: bool(entry.error) for name, entry in found.items()} == {"a": False, "b": False, "new": True}
     write(tmp_path, "", "b.yaml")
-    found = load_catalog([str(tmp_path)], vanished_ok=True).keeping(found.sources)
+    found = read_catalog([str(tmp_path)], vanished_ok=True).keeping(found.sources)
     assert {"a", "b"} <= {name for name, entry in found.items() if not entry.error}, (
         "b.yaml names no model now"
     )
     write(tmp_path, GOOD.format("a"), "a.yaml")
     write(tmp_path, GOOD.format("b").replace("/w", "/v"), "b.yaml")
     (tmp_path / "new.yaml").unlink()
-    found = load_catalog([str(tmp_path)], vanished_ok=True).keeping(found.sources)
+    found = read_catalog([str(tmp_path)], vanished_ok=True).keeping(found.sources)
     assert found["b"].source == DirectorySource("/v") and list(found) == ["a", "b"]
 
 
 def test_a_model_that_is_to_be_served_and_whose_file_names_none_stops_nothing(tmp_path: Path) -> None:
     write(tmp_path, GOOD.format("a"), "a.yaml")
     write(tmp_path, "{", "b.yaml")
-    assert list(load_catalog([str(tmp_path)], ["a", "b"])) == ["a"]
+    assert list(read_catalog([str(tmp_path)], ["a", "b"])) == ["a"]

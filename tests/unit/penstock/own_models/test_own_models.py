@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import save_file
 
 from ipc.catalog.entries import Catalog, DirectorySource
-from ipc.catalog.reading import load_catalog, read_entry
+from ipc.catalog.reading import read_catalog, read_entry
 from ipc.errors import ConfigError
 from ipc.settings import Settings, load
 from penstock import downloads
@@ -811,7 +811,7 @@ def test_ids_of_own_models_are_unique_and_known_models_are_not_read(tmp_path: Pa
     entry = {"id": "fake/echo", "source": {"kind": "directory", "path": "."}, "adapter": "ner"}
     (copy / OWN_ENTRY).write_text(json.dumps(entry))
     served = resolve(str(copy), "fake/slow")
-    catalog = load_catalog(served["catalog.dirs"].split(","), served["catalog.models"].split(","))
+    catalog = read_catalog(served["catalog.dirs"].split(","), served["catalog.models"].split(","))
     assert catalog.reading.bad == [] and [each.id for each in catalog.sources] == ["fake/echo", "fake/slow"]
     assert catalog["fake/echo"].source == DirectorySource(str(copy)), "a copy takes the catalog's place"
     with pytest.raises(Exception, match="another model, has the id 'fake/echo'; name it:"):

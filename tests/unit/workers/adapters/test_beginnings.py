@@ -59,7 +59,7 @@ def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     """A tokenizer that cuts at a few tokens."""
     directory = tmp_path_factory.mktemp(request.param)
     MAKERS[request.param](directory)
-    made = TextTokenizer.load(directory)
+    made = TextTokenizer.read(directory)
     made.limit(LIMIT)
     return made
 
@@ -159,7 +159,7 @@ def test_tokenizers_with_patterns_of_their_own_read_the_whole(
     tmp_path: Path, make: Callable[[Path], Any], expected: bool
 ) -> None:
     make(tmp_path)
-    made: Any = TextTokenizer.load(tmp_path)
+    made: Any = TextTokenizer.read(tmp_path)
     assert goes_word_by_word(made._backend) == expected
     made.limit(LIMIT)
     assert made._only_beginnings == expected
@@ -180,7 +180,7 @@ def test_what_may_look_further_than_a_word_is_not_trusted() -> None:
 
 def test_texts_that_are_cut_on_the_left_are_read_whole(tmp_path: Path) -> None:
     wordpiece(tmp_path)
-    made: Any = TextTokenizer.load(tmp_path)
+    made: Any = TextTokenizer.read(tmp_path)
     made._tokenizer.truncation_side = "left"
     made.limit(LIMIT)
     text = "the river " * 1000 + "bridge"

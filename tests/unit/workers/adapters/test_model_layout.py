@@ -12,7 +12,7 @@ import torch
 import transformers
 import yaml
 
-from ipc.catalog.reading import load_catalog
+from ipc.catalog.reading import read_catalog
 from ipc.wire.messages import EncodeCall, InputItem
 from tests.harness.calls import asked
 from tests.harness.later import sentence_transformers
@@ -20,8 +20,8 @@ from tests.tiny.models import build, write_json
 from workers.adapters.base import LoadContext, Prepared
 from workers.adapters.colbert import ColbertAdapter
 from workers.adapters.dense import DenseAdapter
-from workers.adapters.shared.checkpoint import CheckpointError, load_tokenizer, load_transformer
-from workers.adapters.shared.heads import load_head
+from workers.adapters.shared.checkpoint import CheckpointError, build_transformer, tokenizer_of
+from workers.adapters.shared.heads import build_head
 from workers.adapters.shared.sentence_transformers_layout import read_layout
 from workers.adapters.shared.text_model import Prompts
 from workers.adapters.shared.transformer_settings import UnsupportedLayoutError
@@ -102,13 +102,13 @@ def test_an_activation_outside_torch_is_refused(model: Path) -> None:
     rewrite(model / "2_Dense" / "config.json", activation_function="os.system")
     dense = read_layout(model).vector_modules[0]
     with pytest.raises(ValueError, match=r"os\.system"):
-        load_head(dense.kind, dense.directory, dense.config)
+        build_head(dense.kind, dense.directory, dense.config)
 
 
 def test_weights_that_a_checkpoint_lacks_are_not_made_up(model: Path) -> None:
     rewrite(model / "config.json", num_hidden_layers=3)
     with pytest.raises(CheckpointError, match=r"lacks weights: encoder\.layer\.2"):
-        load_transformer(model, device=CPU, dtype=torch.float32)
+        build_transformer(model, device=CPU, dtype=torch.float32)
 
 
 def test_layers_without_weights_are_refused_before_they_are_made(model: Path) -> None:
@@ -116,7 +116,7 @@ def test_layers_without_weights_are_refused_before_they_are_made(model: Path) ->
     with pytest.raises(
         CheckpointError, match=r"num_hidden_layers: 100000000, and the weights have \d+ tensors"
     ):
-        load_transformer(model, device=CPU, dtype=torch.float32)
+        build_transformer(model, device=CPU, dtype=torch.float32)
 
 
 def test_a_checkpoint_that_names_the_type_of_a_relative_is_read_as_its_own_class(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_a_checkpoint_that_names_the_type_of_a_relative_is_read_as_its_own_class
     }
     write_json(directory / "config.json", {**left, "model_type": "mistral3"})
     factory = transformers.LightOnOcrForConditionalGeneration
-    loaded = load_transformer(directory, device=CPU, dtype=torch.float32, factory=factory)
+    loaded = build_transformer(directory, device=CPU, dtype=torch.float32, factory=factory)
     assert isinstance(loaded.config, transformers.LightOnOcrConfig)
     assert loaded.config.image_token_id == 151655 and loaded.config.tie_word_embeddings
 
@@ -142,17 +142,17 @@ def test_a_vocabulary_that_is_missing_or_damaged_is_not_made_up(model: Path) -> 
     with pytest.raises(CheckpointError, match="the tokenizer has no vocabulary"):
         DenseAdapter.load(context)
     with pytest.raises(CheckpointError, match="the tokenizer has no vocabulary"):
-        load_tokenizer(context)
+        tokenizer_of(context)
 
 
 def test_pickled_weights_alone_are_refused(model: Path) -> None:
     (model / "model.safetensors").rename(model / "pytorch_model.bin")
     with pytest.raises(CheckpointError, match="no safetensors"):
-        load_transformer(model, device=CPU, dtype=torch.float32)
+        build_transformer(model, device=CPU, dtype=torch.float32)
 
 
 def test_the_stored_dtype_does_not_decide(model: Path) -> None:
-    loaded = load_transformer(model, device=CPU, dtype=torch.bfloat16)
+    loaded = build_transformer(model, device=CPU, dtype=torch.bfloat16)
     assert {parameter.dtype for parameter in loaded.parameters()} == {torch.bfloat16}
 
 
@@ -187,7 +187,7 @@ def test_markers_under_their_names_in_a_file_of_sie_are_the_tokens_of_the_checkp
         },
     }
     (tmp_path / "late.yaml").write_text(yaml.safe_dump(written))
-    entry = load_catalog([str(tmp_path)])["org/late"]
+    entry = read_catalog([str(tmp_path)])["org/late"]
     adapter = ColbertAdapter.load(
         LoadContext(directory, "m", CPU, torch.float32, None, entry.loadtime, lambda *_: None)
     )
@@ -263,8 +263,8 @@ def test_a_config_that_contradicts_its_weights_is_refused_with_the_tensor_and_bo
 ) -> None:
     rewrite(model / "config.json", **changed)
     with pytest.raises(CheckpointError, match=f"config.json does not fit the weights: .*{why}"):
-        load_transformer(model, device=CPU, dtype=torch.float32)
-    load_transformer(build("dense_t5", model.parent / "t5"), device=CPU, dtype=torch.float32)
+        build_transformer(model, device=CPU, dtype=torch.float32)
+    build_transformer(build("dense_t5", model.parent / "t5"), device=CPU, dtype=torch.float32)
 
 
 @pytest.mark.parametrize(
@@ -282,11 +282,11 @@ def test_layers_that_a_config_does_not_count_are_refused_of_a_model_with_a_head_
     with pytest.raises(
         CheckpointError, match=r"counts fewer layers .* no place for \w+\.(encoder\.)?layers?\.1\."
     ):
-        load_transformer(directory, device=CPU, dtype=torch.float32, factory=factory)
+        build_transformer(directory, device=CPU, dtype=torch.float32, factory=factory)
 
 
 @pytest.mark.parametrize("factory", [None, transformers.AutoModelForCausalLM])
 def test_layers_that_predict_tokens_ahead_are_left_out(factory: Any, tmp_path: Path) -> None:
     directory = build("rr_qwen3", tmp_path / "model")
     rewrite(directory / "config.json", num_hidden_layers=1, layer_types=None, num_nextn_predict_layers=1)
-    load_transformer(directory, device=CPU, dtype=torch.float32, factory=factory)
+    build_transformer(directory, device=CPU, dtype=torch.float32, factory=factory)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.fakes import varlen as reference_kernels
 from tests.tiny.models import build
 from workers.adapters.shared import encoder as encoder_module
-from workers.adapters.shared.checkpoint import load_transformer
+from workers.adapters.shared.checkpoint import build_transformer
 from workers.adapters.shared.classification import SequenceClassifier
 from workers.adapters.shared.encoder import (
     WINDOW_BLOCK,
@@ -164,9 +164,9 @@ def test_a_packed_result_that_differs_is_not_used(
 ) -> None:
     directory = build("dense_xlmr", tmp_path / "model")
     batch_of = [TokenSequence(np.arange(10, 10 + n)) for n in (5, 3, 3)]
-    right = TextEncoder(load_transformer(directory, device=CPU, dtype=torch.float32))
+    right = TextEncoder(build_transformer(directory, device=CPU, dtype=torch.float32))
     monkeypatch.setattr(encoder_module, "positions_of", lambda model: COUNTED)
-    wrong = TextEncoder(load_transformer(directory, device=CPU, dtype=torch.float32))
+    wrong = TextEncoder(build_transformer(directory, device=CPU, dtype=torch.float32))
     assert (right.packed, wrong.packed) == (True, False)
     assert any("results differ" in record.message for record in caplog.records)
     with torch.inference_mode():
@@ -185,7 +185,7 @@ def test_a_proof_that_lacks_memory_fails_the_load(
     def without_memory(*_: object) -> torch.Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    model: Any = load_transformer(build("dense_xlmr", tmp_path / "model"), device=CPU, dtype=torch.float32)
+    model: Any = build_transformer(build("dense_xlmr", tmp_path / "model"), device=CPU, dtype=torch.float32)
     if kind is SequenceClassifier:
         model = SequenceClassifier.factory.from_config(model.config).eval()
     monkeypatch.setattr(TextEncoder, "_packed_rows", without_memory)
@@ -206,7 +206,7 @@ def test_rows_have_few_sizes_that_are_little_larger() -> None:
 def test_on_cpu_linear_layers_of_onednn_see_few_numbers_of_rows_and_results_stay(
     tmp_path: Path, name: str
 ) -> None:
-    model = load_transformer(build(name, tmp_path / "model"), device=CPU, dtype=torch.float32)
+    model = build_transformer(build(name, tmp_path / "model"), device=CPU, dtype=torch.float32)
     encoder = TextEncoder(model)
     assert encoder.packed and not encoder._fills, "the library of torch for float32 keeps nothing"
     layer = next(module for module in model.modules() if isinstance(module, torch.nn.Linear))
@@ -225,7 +225,7 @@ def test_on_cpu_linear_layers_of_onednn_see_few_numbers_of_rows_and_results_stay
 
 
 def test_rows_are_filled_where_onednn_runs_layers(tmp_path: Path) -> None:
-    model = load_transformer(build("dense_xlmr", tmp_path / "model"), device=CPU, dtype=torch.float32)
+    model = build_transformer(build("dense_xlmr", tmp_path / "model"), device=CPU, dtype=torch.float32)
     model.encoder.layer[0].intermediate.dense = LaidOutLinear(model.encoder.layer[0].intermediate.dense)
     assert TextEncoder(model)._fills
-    assert TextEncoder(load_transformer(tmp_path / "model", device=CPU, dtype=torch.bfloat16))._fills
+    assert TextEncoder(build_transformer(tmp_path / "model", device=CPU, dtype=torch.bfloat16))._fills

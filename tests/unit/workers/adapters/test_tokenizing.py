@@ -23,7 +23,7 @@ def cased(tmp_path: Path) -> Path:
 
 
 def test_ids_equal_those_of_transformers(cased: Path) -> None:
-    tokenizer = TextTokenizer.load(cased)
+    tokenizer = TextTokenizer.read(cased)
     tokenizer.limit(12)
     wanted = AutoTokenizer.from_pretrained(cased)(mixed_lengths(), truncation=True, max_length=12)[
         "input_ids"
@@ -32,7 +32,7 @@ def test_ids_equal_those_of_transformers(cased: Path) -> None:
 
 
 def test_many_threads_get_the_same_ids_as_one(cased: Path) -> None:
-    tokenizer = TextTokenizer.load(cased)
+    tokenizer = TextTokenizer.read(cased)
     tokenizer.limit(16)
     wanted = tokenizer.encode(sentences())
     with ThreadPoolExecutor(8) as pool:
@@ -41,7 +41,7 @@ def test_many_threads_get_the_same_ids_as_one(cased: Path) -> None:
 
 
 def test_cut_texts_keep_their_closing_token_and_are_flagged(cased: Path) -> None:
-    tokenizer = TextTokenizer.load(cased)
+    tokenizer = TextTokenizer.read(cased)
     tokenizer.limit(6)
     short, exact, long = tokenizer.encode(["river", "river river river river", "river " * 5])
     assert [short.truncated, exact.truncated, long.truncated] == [False, False, True]
@@ -49,7 +49,7 @@ def test_cut_texts_keep_their_closing_token_and_are_flagged(cased: Path) -> None
 
 
 def test_lower_casing_is_added_only_where_asked(cased: Path) -> None:
-    plain, lowered = TextTokenizer.load(cased), TextTokenizer.load(cased, lower_case=True)
+    plain, lowered = TextTokenizer.read(cased), TextTokenizer.read(cased, lower_case=True)
     assert lowered.encode(["RIVER Der"])[0].ids == plain.encode(["river der"])[0].ids
     assert plain.encode(["RIVER Der"])[0].ids != plain.encode(["river der"])[0].ids
 
@@ -63,7 +63,7 @@ def test_a_text_without_any_token_still_gets_one(tmp_path: Path) -> None:
 
 
 def test_ids_of_a_caller_stay_as_they_are_and_a_prompt_goes_behind_their_special_tokens(cased: Path) -> None:
-    tokenizer = TextTokenizer.load(cased)
+    tokenizer = TextTokenizer.read(cased)
     tokenizer.limit(8)
     tokenizer.knows(50)
 
@@ -88,6 +88,6 @@ def test_ids_of_a_caller_stay_as_they_are_and_a_prompt_goes_behind_their_special
 
 
 def test_the_length_of_a_prefix_leaves_out_the_closing_token(cased: Path) -> None:
-    tokenizer = TextTokenizer.load(cased)
+    tokenizer = TextTokenizer.read(cased)
     whole = tokenizer.encode(["the river"])[0].ids
     assert tokenizer.prefix_length("the river") == len(whole) - 1

@@ -58,7 +58,7 @@ def test_segment_ids_are_cut_with_their_tokens() -> None:
 def test_windows_of_a_tokenizer_hold_every_token_of_the_text_once(
     tmp_path: Path, name: str, frame: tuple[int, int], fast: bool
 ) -> None:
-    tokenizer = TextTokenizer.load(build(name, tmp_path / name))
+    tokenizer = TextTokenizer.read(build(name, tmp_path / name))
     text = "the river in Paris, window and kitchen. " * 20
     whole = tokenizer.encode([text])[0].ids
     tokenizer.limit(16)

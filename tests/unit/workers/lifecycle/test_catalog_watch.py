@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from ipc import settings
 from ipc.catalog.entries import Catalog, DirectorySource, ModelEntry, Profile
-from ipc.catalog.reading import check_lists, load_catalog, preloaded_names
+from ipc.catalog.reading import check_lists, preloaded_names, read_catalog
 from ipc.errors import ConfigError
 from workers.lifecycle import loads
 from workers.lifecycle.loads import LoadCrashes
@@ -51,9 +51,9 @@ def test_what_was_read_between_two_looks_is_what_the_next_is_held_against(tmp_pa
 
 def test_a_catalog_is_replaced_for_all_who_hold_it(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(MODEL.format("a"))
-    held = load_catalog([str(tmp_path)])
+    held = read_catalog([str(tmp_path)])
     (tmp_path / "a.yaml").write_text(MODEL.format("b"))
-    held.replace(load_catalog([str(tmp_path)]))
+    held.replace(read_catalog([str(tmp_path)]))
     assert list(held) == ["b"]
 
 
@@ -62,8 +62,8 @@ def test_a_named_model_whose_file_is_gone_is_a_mistake_at_the_start_only(tmp_pat
         (tmp_path / f"{name}.yaml").write_text(MODEL.format(name))
     (tmp_path / "b.yaml").unlink()
     with pytest.raises(ConfigError, match="unknown model 'b'"):
-        load_catalog([str(tmp_path)], ["a", "b"])
-    assert list(load_catalog([str(tmp_path)], ["a", "b"], vanished_ok=True)) == ["a"]
+        read_catalog([str(tmp_path)], ["a", "b"])
+    assert list(read_catalog([str(tmp_path)], ["a", "b"], vanished_ok=True)) == ["a"]
 
 
 CATALOG = Catalog(
@@ -223,7 +223,7 @@ def test_directories_that_vanish_during_a_look_are_passed_over(
 )
 def test_options_that_no_load_could_tell_apart_are_refused_with_their_file(tmp_path: Path, text: str) -> None:
     (tmp_path / "m.yaml").write_text(MODEL.format("m") + text)
-    [bad] = load_catalog([str(tmp_path)]).reading.bad
+    [bad] = read_catalog([str(tmp_path)]).reading.bad
     assert bad.message.startswith(f"{tmp_path}/m.yaml:") and bad.entry is not None and bad.entry.error
 
 

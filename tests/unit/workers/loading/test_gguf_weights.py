@@ -25,7 +25,7 @@ IDS = torch.tensor([[5, 9, 300, 41, 7, 7, 120, 64, *range(100, 160)]])
 def loaded(path: Path, dtype: torch.dtype = torch.float32) -> Any:
     stored = read_model(path)
     refuse_unserved(stored)
-    return gguf_weights.load(stored, gguf_weights.config_of(stored), dtype, lambda phase, part: None)
+    return gguf_weights.build(stored, gguf_weights.config_of(stored), dtype, lambda phase, part: None)
 
 
 def assert_same(model: Any, wanted: Any) -> None:
@@ -205,7 +205,7 @@ def test_a_load_that_nobody_wants_ends(tmp_path: Path) -> None:
         raise LookupError("nobody wants the model")
 
     with pytest.raises(LookupError, match="nobody"):
-        gguf_weights.load(stored, gguf_weights.config_of(stored), torch.float32, abandon)
+        gguf_weights.build(stored, gguf_weights.config_of(stored), torch.float32, abandon)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -232,7 +232,7 @@ def test_tensors_made_ahead_give_the_same_model_and_are_given_once(tmp_path: Pat
     stored = read_model(path)
     with closing(gguf_blocks.Ahead(stored.tensors.values())) as ahead:
         config = gguf_weights.config_of(stored)
-        model = gguf_weights.load(stored, config, torch.float32, lambda phase, part: None, None, ahead)
+        model = gguf_weights.build(stored, config, torch.float32, lambda phase, part: None, None, ahead)
         assert_same(model, wanted)
         one = stored.tensors["blk.0.attn_v.weight"]
         assert torch.equal(ahead.take(one), ahead.take(one)), "made anew where it is asked for again"

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from tests.tiny.models import build, write_json
 from tests.tiny.texts import mixed_lengths
 from tests.unit.workers.adapters.test_dense_reference import encode, load
-from workers.adapters.shared.checkpoint import CheckpointError, load_transformer
+from workers.adapters.shared.checkpoint import CheckpointError, build_transformer
 from workers.loading.source import SourceError, from_directory
 
 CPU = torch.device("cpu")
@@ -38,7 +38,7 @@ def pickled(tmp_path: Path) -> Path:
 
 def test_plain_tensors_are_loaded(pickled: Path) -> None:
     assert from_directory(pickled) == pickled
-    model = load_transformer(pickled, device=CPU, dtype=torch.float32)
+    model = build_transformer(pickled, device=CPU, dtype=torch.float32)
     stored = torch.load(pickled / "pytorch_model.bin", weights_only=True)
     name = next(name for name in stored if name.endswith("word_embeddings.weight"))
     assert torch.equal(model.get_input_embeddings().weight, stored[name])
@@ -61,7 +61,7 @@ def test_anything_else_is_refused_and_never_run(
     with pytest.raises(SourceError, match=r"pytorch_model\.bin is damaged or holds more than tensors"):
         from_directory(pickled)
     with pytest.raises(CheckpointError):
-        load_transformer(pickled, device=CPU, dtype=torch.float32)
+        build_transformer(pickled, device=CPU, dtype=torch.float32)
     assert not (pickled / "exploded").exists()
 
 

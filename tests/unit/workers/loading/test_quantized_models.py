@@ -32,7 +32,7 @@ def model_of(root: Path, dtype: torch.dtype = torch.float32) -> Any:
     context = dataclasses.replace(test_causal_adapter.context(root), dtype=dtype)
     plan = read_plan(root)
     assert plan is not None
-    return quantized_weights.load(context, plan, checkpoint.read_config(context), sees=False)
+    return quantized_weights.build(context, plan, checkpoint.read_config(context), sees=False)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -8,7 +8,7 @@ import pytest
 
 from frontend.protocols.sie.models import ProfileInfo, model_info
 from ipc.catalog.entries import AdapterSource, Catalog, DirectorySource, HubSource
-from ipc.catalog.reading import load_catalog, preloaded_names, read_entry
+from ipc.catalog.reading import preloaded_names, read_catalog, read_entry
 from ipc.catalog.sie_layout import FAMILIES
 from ipc.errors import ConfigError
 from ipc.wire.messages import ModelStatus
@@ -76,7 +76,7 @@ def catalog_of(root: Path, text: str, name: str = "whatever.yaml") -> Catalog:
     """The catalog of one file, which has no mistake."""
     (root / name).write_text(text)
     read_entry(root / name)
-    return load_catalog([str(root)])
+    return read_catalog([str(root)])
 
 
 def test_a_model_with_profiles_is_read(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_an_adapter_in_a_file_is_found_beside_the_entry(tmp_path: Path) -> None:
     assert first.source == AdapterSource(str(tmp_path))
     assert first.inputs == ("document",)
     (tmp_path / "adapter.py").write_text("class Mine: changed = True\n")
-    second = load_catalog([str(tmp_path)])["org/own"]
+    second = read_catalog([str(tmp_path)])["org/own"]
     assert first.code != second.code, "a changed adapter is a changed model"
 
 
