@@ -35,6 +35,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from workers.device.transfer import sent
 from workers.generation.decoder import Decoder
 from workers.generation.heads import Heads, MaskRule, Tuning, in_reach
+from workers.generation.kernel_decoder import KernelDecoder
 from workers.generation.paged_decode import Decode, select_decode
 from workers.generation.paged_kernel import PagedKernel, StepLayout, Stretch, select_kernel
 from workers.generation.rope import LengthRope
@@ -104,10 +105,10 @@ class PagedAttention:
         self.passes_rules = True
         self.rope: LengthRope | None = None
         """Positions of the model that depend on the length of a text."""
-        self.decoder: Decoder | None = None
+        self.decoder: Decoder | KernelDecoder | None = None
         """What computes the layers of the model in place of transformers' modules, where the proof found it right."""
-        self.called: set[int] = set()
-        """Layers that have called the attention function."""
+        self.formulas: dict[int, Heads] = {}
+        """The formulas of layers that have called the attention function in a measuring pass."""
         self.plan: Plan | None = None
         self.block_tokens, self._blocks, self._select = block_tokens, 0, select
         self._select_decode = select_decode
@@ -196,7 +197,7 @@ class PagedAttention:
         heads = Heads(scaling, softcap, s_aux, window, None if window else rule)
         q, k, v = query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)
         if self.plan is None:
-            self.called.add(layer)
+            self.formulas[layer] = heads
             self._widths[layer] = Widths(
                 q.shape[1], k.shape[1:], v.shape[1:], k.dtype, k.device, heads.rule is not None
             )
@@ -205,20 +206,32 @@ class PagedAttention:
             return heads.whole(q, k, v)[None], None
         return self.attended(layer, heads, q, k, v)[None], None
 
+    def cells(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The keys and values [slots, key heads, dim] of a layer in the cache."""
+        keys, values = self._pools[layer]
+        return keys.tokens, values.tokens
+
     def attended(
-        self, layer: int, heads: Heads, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+        self,
+        layer: int,
+        heads: Heads,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        written: bool = False,
     ) -> torch.Tensor:
         """As `attend`, by the formula of the layer: q [T, heads, dim], k and v [T, key heads, dim] to [T, heads, dim].
 
-        There must be a plan.
+        There must be a plan. `written`: the keys and values are in the cache already.
         """
         plan = self.plan
         assert plan is not None
         if self._tunings and layer in self._tunings:
             q = self._tunings[layer].corrected(q, plan.places)
         keys, values = self._pools[layer]
-        keys.tokens.index_copy_(0, plan.slots, k)
-        values.tokens.index_copy_(0, plan.slots, v)
+        if not written:
+            keys.tokens.index_copy_(0, plan.slots, k)
+            values.tokens.index_copy_(0, plan.slots, v)
         if plan.decoding is not None:
             return self._decodes[layer](q, keys.tokens, values.tokens, plan.decoding, heads)
         kernel = self._kernels.get(layer)

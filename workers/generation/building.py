@@ -2,7 +2,8 @@
 
 1. Packed steps must give the logits that the model gives alone, with a picture too where the model sees
    (`workers.generation.proof`).
-2. On CUDA norms and gates get kernels, each proven against its module (`workers.generation.fused`).
+2. On CUDA the layers of known models are computed by few kernels (`workers.generation.kernel_decoder`), and norms and
+   gates of all models get kernels (`workers.generation.fused`), each proven against its module.
 3. The cache gets the bytes of the settings, else a part of the memory that is free, but never more than all sequences
    of the longest length need (`cache_blocks`).
 4. A model that does not pass the proof generates with its own cache, one request at a time (`PlainEngine`). So does a
@@ -26,6 +27,7 @@ from workers.generation.engine import Engine
 from workers.generation.features import FeatureStore
 from workers.generation.flights import Drawer, Masks, Sampler
 from workers.generation.fused import fuse
+from workers.generation.kernel_decoder import kernel_decoder
 from workers.generation.pictures.reading import PictureReader, PromptReader
 from workers.generation.plain import PlainEngine
 from workers.generation.proof import Earlier, obstacle, packs
@@ -72,28 +74,22 @@ def build(
     tower = Tower(model, reader, store) if isinstance(reader, PictureReader) else None
     reader = _proven(model, reader)
     by_generate = reader is not None and not reader.in_steps
-    if by_generate or not packs(model, attention, earlier, tower):
+    make_kernels = kernel_decoder if settings.kernels else None
+    if by_generate or not packs(model, attention, earlier, tower, make_kernels):
         why = "sees with generate() alone" if by_generate else "cannot run in packed steps"
         log.warning("%s %s; requests run one by one, with transformers' own cache", type(model).__name__, why)
         return PlainEngine(
             model, context_tokens, sampler, masks, make_output, scored_tokens=scored, reader=reader
         )
-    fuse(model)
+    if settings.kernels:
+        fuse(model)
     if tower is not None:
         tower.forget()
         free_bytes = max(0, free_bytes - store.limit_nbytes)
     longest = -(-context_tokens // settings.block_tokens)
     blocks = cache_blocks(attention, model.device, max_sequences * longest, settings, free_bytes)
     if (held := blocks * settings.block_tokens) < context_tokens:
-        log.warning(
-            "the cache of %s holds %d tokens in %d bytes, the context of the model is %d: longer texts are refused, "
-            "raise %s to take them",
-            type(model).__name__,
-            held,
-            held * attention.token_nbytes(),
-            context_tokens,
-            CACHE_SETTING,
-        )
+        _tell_bound(model, held, held * attention.token_nbytes(), context_tokens)
     attention.allocate(blocks)
     return Engine(
         model,
@@ -108,6 +104,18 @@ def build(
         captured=captured_steps(model, attention, longest, max_sequences) if settings.cuda_graphs else None,
         tower=tower,
         drawer=_drawer(sampler, settings, kind),
+    )
+
+
+def _tell_bound(model: Any, held: int, nbytes: int, context_tokens: int) -> None:
+    log.warning(
+        "the cache of %s holds %d tokens in %d bytes, the context of the model is %d: longer texts are refused, "
+        "raise %s to take them",
+        type(model).__name__,
+        held,
+        nbytes,
+        context_tokens,
+        CACHE_SETTING,
     )
 
 

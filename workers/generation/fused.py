@@ -11,9 +11,9 @@ from __future__ import annotations
 import inspect
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import nn
@@ -22,6 +22,7 @@ from workers.device.oom import end_if_broken, is_out_of_memory
 from workers.device.varlen import HALF
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 _EPSILONS = ("variance_epsilon", "eps")
 _FORMS = ((0.0, True), (1.0, False), (0.0, False), (1.0, True))
@@ -39,33 +40,154 @@ _TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 """Greatest difference, as a part of the greatest number of the row: two steps of rounding."""
 
 
+class NormForm(NamedTuple):
+    """A root mean square norm: weight [width], `offset` + weight scale a row, which is rounded before with `late`."""
+
+    weight: torch.Tensor
+    epsilon: float
+    offset: float
+    late: bool
+
+
+class HeadRows(NamedTuple):
+    """The rows of a step by heads: queries [rows, heads, dim], keys and values [rows, key heads, dim]."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+
+
+class Cells(NamedTuple):
+    """The cache of one layer, keys and values [slots, key heads, dim], and the slots int64 [rows] of a step's rows."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    slots: torch.Tensor
+
+
 class Kernels:
     """The programs of `step_kernels`. Raises ImportError without Triton."""
 
     def __init__(self) -> None:
-        from workers.generation.step_kernels import gate, normalize
+        from workers.generation import step_kernels
 
-        self._gate, self._normalize = gate, normalize
+        self._programs: Any = step_kernels
 
-    def norm(
-        self, weight: torch.Tensor, epsilon: float, offset: float, late: bool, x: torch.Tensor
-    ) -> torch.Tensor:
-        """The norm of x [..., width] with weight [width]."""
+    def norm(self, form: NormForm, x: torch.Tensor) -> torch.Tensor:
+        """The norm of x [..., width]."""
         width = x.shape[-1]
         x = x.contiguous()
         out = torch.empty_like(x)
-        padded = 1 << (width - 1).bit_length()
-        self._normalize[x.numel() // width,](
-            x, weight, out, epsilon, WIDTH=width, PADDED=padded, OFFSET=offset, LATE=late
+        self._programs.normalize[x.numel() // width,](
+            x,
+            form.weight,
+            out,
+            form.epsilon,
+            WIDTH=width,
+            PADDED=_power(width),
+            OFFSET=form.offset,
+            LATE=form.late,
+            num_warps=_warps(width),
         )
         return out
 
-    def gated(self, gates: torch.Tensor, ups: torch.Tensor, tanh: bool) -> torch.Tensor:
-        """The activation of `gates` times `ups`, of one shape."""
-        gates, ups = gates.contiguous(), ups.contiguous()
-        out, count = torch.empty_like(gates), gates.numel()
-        self._gate[-(-count // _TILE),](gates, ups, out, count, TILE=_TILE, TANH=tanh)
+    def add_norm(
+        self,
+        form: NormForm,
+        hidden: torch.Tensor,
+        more: torch.Tensor,
+        behind: NormForm | None = None,
+        rows: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """The norm of hidden + more, both [rows, width]; `hidden` becomes the sum, unless there are `rows`.
+
+        `behind` norms what is added. `rows` int64 [kept] are those whose norms [kept, width] are asked for.
+        """
+        count, width = hidden.shape
+        more = more.contiguous()
+        out = torch.empty_like(hidden) if rows is None else hidden.new_empty(len(rows), width)
+        after = behind or form
+        self._programs.add_normalize[count if rows is None else len(rows),](
+            hidden,
+            more,
+            after.weight,
+            form.weight,
+            more if rows is None else rows,
+            out,
+            after.epsilon,
+            form.epsilon,
+            WIDTH=width,
+            PADDED=_power(width),
+            OFFSET=form.offset,
+            LATE=form.late,
+            BEHIND=behind is not None,
+            BEHIND_OFFSET=after.offset,
+            BEHIND_LATE=after.late,
+            PICKS=rows is not None,
+            num_warps=_warps(width),
+        )
         return out
+
+    def turn(
+        self,
+        heads: HeadRows,
+        turns: tuple[torch.Tensor, torch.Tensor],
+        cells: Cells,
+        norms: tuple[NormForm, NormForm] | None,
+    ) -> None:
+        """Turn q and k in place by cosines and sines [rows, turned], and write k and v to their cells of the cache.
+
+        `norms` of each head of q and k come first; both have one offset and order of rounding. Heads of a row lie side
+        by side.
+        """
+        cosines, sines = turns
+        (rows, count, dim), key_heads = heads.q.shape, heads.k.shape[1]
+        turned = cosines.shape[-1]
+        q_norm, k_norm = norms or (NormForm(heads.q, 0.0, 0.0, False),) * 2
+        self._programs.turn[rows, count + 2 * key_heads](
+            *heads,
+            cosines.contiguous(),
+            sines.contiguous(),
+            cells.slots,
+            cells.keys,
+            cells.values,
+            q_norm.weight,
+            k_norm.weight,
+            q_norm.epsilon,
+            k_norm.epsilon,
+            *(states.stride(0) for states in heads),
+            HEADS=count,
+            KEY_HEADS=key_heads,
+            DIM=dim,
+            PADDED=_power(dim),
+            TURNED=turned,
+            PADDED_HALF=_power(turned // 2),
+            PADDED_REST=_power(dim - turned),
+            NORM=norms is not None,
+            OFFSET=q_norm.offset,
+            LATE=q_norm.late,
+            num_warps=1,
+        )
+
+    def gated(self, gates: torch.Tensor, ups: torch.Tensor, tanh: bool) -> torch.Tensor:
+        """The activation of `gates` times `ups`, of one shape [..., width]; both may be columns of wider rows."""
+        shape, width = gates.shape, gates.shape[-1]
+        gates, ups = gates.reshape(-1, width), ups.reshape(-1, width)
+        out = gates.new_empty(gates.shape)
+        self._programs.gate[len(gates), -(-width // _TILE)](
+            gates, ups, out, gates.stride(0), ups.stride(0), WIDTH=width, TILE=_TILE, TANH=tanh
+        )
+        return out.view(shape)
+
+
+def _power(size: int) -> int:
+    """The next power of two, the number of places that a program has."""
+    return 1 << (max(1, size) - 1).bit_length()
+
+
+def _warps(width: int) -> int:
+    """Groups of 32 threads for a row of a norm: eight numbers a thread."""
+    return max(1, min(16, _power(width) // 256))
 
 
 def fuse(model: Any) -> int:
@@ -111,17 +233,28 @@ def _forms_of(
     if "forward" in vars(module) or len(inspect.signature(type(module).forward).parameters) != 2:
         return []
     if all(hasattr(module, name) for name in ("gate_proj", "up_proj", "down_proj", "act_fn")):
-        activation = type(module.act_fn).__name__
-        if activation not in (*_SILU, *_TANH) or not isinstance(_width_of(module), int):
+        tanh = is_tanh(module.act_fn)
+        if tanh is None or not isinstance(_width_of(module), int):
             return []
-        return [partial(_gated, module, kernels, activation in _TANH)]
+        return [partial(_gated, module, kernels, tanh)]
+    return [partial(kernels.norm, form) for form in forms_of_norm(module, dtype)]
+
+
+def forms_of_norm(module: nn.Module, dtype: torch.dtype) -> list[NormForm]:
+    """The forms that a norm whose weight has `dtype` may have; none for another module."""
     epsilon = next((value for name in _EPSILONS if isinstance(value := vars(module).get(name), float)), None)
     weight = getattr(module, "weight", None)
     if not isinstance(weight, nn.Parameter) or weight.dim() != 1 or weight.numel() > _WIDEST:
         return []
     if epsilon is None or weight.dtype != dtype or getattr(module, "bias", None) is not None:
         return []
-    return [partial(kernels.norm, weight, epsilon, offset, late) for offset, late in _FORMS]
+    return [NormForm(weight, epsilon, offset, late) for offset, late in _FORMS]
+
+
+def is_tanh(activation: Any) -> bool | None:
+    """Whether an activation is the GELU by a hyperbolic tangent, or SiLU; None for another one."""
+    name = type(activation).__name__
+    return name in _TANH if name in (*_SILU, *_TANH) else None
 
 
 def _gated(module: Any, kernels: Kernels, tanh: bool, x: torch.Tensor) -> torch.Tensor:
@@ -140,15 +273,32 @@ def _chosen(
     module: Any, forms: list[Callable[[torch.Tensor], torch.Tensor]], model: Any
 ) -> Callable[[torch.Tensor], torch.Tensor]:
     """The form that agrees best with the module. Raises RuntimeError where none agrees."""
+    rows = rows_of_proof(_width_of(module), model)[None]
+    wanted = module(rows)
+    return best((form, form(rows), wanted) for form in forms)
+
+
+def rows_of_proof(width: int, model: Any) -> torch.Tensor:
+    """Rows [rows, width] of small, large and shifted numbers, on the device and in the precision of a model."""
     generator = torch.Generator().manual_seed(0)
-    rows = torch.randn(1, len(_SIZES), _width_of(module), generator=generator) + _MEAN
-    rows = (rows * torch.tensor(_SIZES)[:, None]).to(model.device, model.dtype)
-    wanted = module(rows).float()
-    errors = [_error(form(rows).float(), wanted) for form in forms]
-    least = min(errors)
-    if least > _TOLERANCE[model.dtype]:
+    rows = torch.randn(len(_SIZES), width, generator=generator) + _MEAN
+    return (rows * torch.tensor(_SIZES)[:, None]).to(model.device, model.dtype)
+
+
+def best(tried: Iterable[tuple[T, torch.Tensor, torch.Tensor]]) -> T:
+    """Of some things, each with what it found and what was wanted, the one that agrees best.
+
+    Raises RuntimeError where none agrees to two steps of rounding.
+    """
+    errors = [
+        (_error(found.float(), wanted.float()), one, _TOLERANCE[wanted.dtype]) for one, found, wanted in tried
+    ]
+    if not errors:
+        raise RuntimeError("there is no kernel of this form")
+    least, chosen, tolerance = min(errors, key=lambda each: each[0])
+    if least > tolerance:
         raise RuntimeError(f"the kernel differs by {least:.2g} of the greatest number of a row")
-    return forms[errors.index(least)]
+    return chosen
 
 
 def _error(found: torch.Tensor, wanted: torch.Tensor) -> float:

@@ -8,8 +8,9 @@
 4. One packed pass has rows at the beginning, at the border and at the last positions. So a model that looks at the
    greatest position of a pass is found, however far its border lies.
 
-A model that `workers.generation.decoder` knows is proven with a decoder first, and without one where that fails. Beside
-a decoder the modules of the model stay in use, for steps with adapters or pictures, so they run the rows of 4 as well.
+A model that `workers.generation.kernel_decoder` or `workers.generation.decoder` knows is proven with a decoder first,
+and without one where that fails. Beside a decoder the modules of the model stay in use, for steps with adapters or
+pictures, so they run the rows of 4 as well.
 
 A proof that succeeded is remembered (`workers.device.findings`) by all that decides the outcome: files of the model,
 its entry, the versions of the libraries, the code of the engine, and the machine. Where all are the same the arithmetic
@@ -40,6 +41,7 @@ from workers.generation.attention import PagedAttention, attend_with, packed_pas
 from workers.generation.blocks import BlockPool
 from workers.generation.decoder import Decoder
 from workers.generation.engine import Engine
+from workers.generation.kernel_decoder import KernelDecoder
 from workers.generation.pictures.family import Picture
 from workers.generation.pictures.reading import PictureReader, PromptReader
 from workers.generation.plain import Run, without_settings
@@ -67,13 +69,10 @@ _QUESTION = {"type": "text", "text": "What do you see?"}
 _ASKED = [{"role": "user", "content": [{"type": "image"}, _QUESTION]}]
 _PIXELS = (72, 56)
 """Width and height of the picture of the proof."""
-WAYS = {
-    "by a decoder": (True, True),
-    "with rules": (False, True),
-    "without rules": (False, False),
-}
-"""What is remembered of a proof: whether `Decoder` computes the layers, and whether the masks of layers reach the
-attention function as rules. The first way that succeeds is taken."""
+_BY_KERNELS, _BY_DECODER = "by kernels", "by a decoder"
+WAYS = {_BY_KERNELS: True, _BY_DECODER: True, "with rules": True, "without rules": False}
+"""What is remembered of a proof: what computes the layers, if not their modules, and whether the masks of layers reach
+the attention function as rules. The first way that succeeds is taken."""
 _TOLERANCE = {torch.float32: 1e-4}
 _TOLERANCE_HALF = 0.1
 """Mean difference of logits, as a part of their mean size."""
@@ -99,11 +98,15 @@ class Earlier(NamedTuple):
 
 
 def packs(
-    model: Any, attention: PagedAttention, earlier: Earlier | None = None, tower: Tower | None = None
+    model: Any,
+    attention: PagedAttention,
+    earlier: Earlier | None = None,
+    tower: Tower | None = None,
+    make_kernels: Callable[[Any, PagedAttention], KernelDecoder | None] | None = None,
 ) -> bool:
     """Whether the logits of packed steps over `attention` are those of each sequence alone.
 
-    The proof of a model with a `tower` has a picture.
+    The proof of a model with a `tower` has a picture. `make_kernels` makes what computes the layers by kernels.
     Afterwards the model runs with `attention` if so, else with the implementation that the model had before. Raises the
     error of memory that is short, which says nothing of the model.
     """
@@ -116,7 +119,8 @@ def packs(
     except Unfollowed as error:
         log.info("%s: %s", type(model).__name__, error)
         return False
-    earlier, facts = earlier or Earlier(Proof()), _facts(model, attention, tower)
+    kernels = make_kernels(model, attention) if make_kernels and attention.rope is None else None
+    earlier, facts = earlier or Earlier(Proof()), _facts(model, attention, tower, kernels)
     known = earlier.way(facts)
     earlier.progress(0.0)
     texts = _texts(model, attention.rope) if known is None else []
@@ -126,10 +130,13 @@ def packs(
     earlier.progress(0.3)
     rows = _rows(model, attention.rope) if known is None else []
     for way in WAYS if known is None else (known,):
-        by_decoder, attention.passes_rules = WAYS[way]
-        if by_decoder and (attention.rope is not None or not Decoder.knows(model)):
+        attention.passes_rules, attention.decoder = WAYS[way], None
+        if way == _BY_KERNELS:
+            attention.decoder = kernels
+        elif way == _BY_DECODER and attention.rope is None and Decoder.knows(model):
+            attention.decoder = Decoder(model)
+        if way in (_BY_KERNELS, _BY_DECODER) and attention.decoder is None:
             continue
-        attention.decoder = Decoder(model) if by_decoder else None
         try:
             attend_with(model, attention.name)
             if not _reaches_all_layers(model, attention):
@@ -171,7 +178,7 @@ def obstacle(model: Any, reader: PromptReader) -> str:
     return "" if bool(logits.isfinite().all()) else "the logits are not finite"
 
 
-def _facts(model: Any, attention: PagedAttention, tower: Tower | None) -> Any:
+def _facts(model: Any, attention: PagedAttention, tower: Tower | None, kernels: KernelDecoder | None) -> Any:
     """All that decides a proof beside `Earlier.identity`; None for a model whose code is not that of transformers."""
     if not type(model).__module__.startswith("transformers."):
         return None
@@ -184,6 +191,7 @@ def _facts(model: Any, attention: PagedAttention, tower: Tower | None) -> Any:
         family,
         model.device.type,
         str(model.dtype),
+        kernels is not None,
     )
 
 
@@ -270,7 +278,7 @@ def _generated(
 @torch.inference_mode()
 def _reaches_all_layers(model: Any, attention: PagedAttention) -> bool:
     """Whether all layers call the attention function, which learns their widths meanwhile."""
-    attention.plan, attention.called = None, set()
+    attention.plan, attention.formulas = None, {}
     config = model.config.get_text_config()
     tokens = torch.tensor([_drawn(config, random.Random(0), _SHORTEST)], device=model.device)
     model(
@@ -279,7 +287,7 @@ def _reaches_all_layers(model: Any, attention: PagedAttention) -> bool:
         attention_mask=torch.ones_like(tokens),
         use_cache=False,
     )
-    return len(attention.called) == int(config.num_hidden_layers)
+    return len(attention.formulas) == int(config.num_hidden_layers)
 
 
 def _agrees(model: Any, attention: PagedAttention, texts: list[_Text], tower: Tower | None) -> bool:

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -125,23 +120,3 @@ def test_models_on_a_processor_keep_their_modules() -> None:
     model = causal.make("llama").to(torch.bfloat16)
     assert fuse(model) == 0
     assert not any("forward" in vars(module) for module in model.modules())
-
-
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed here")
-def test_the_programs_give_the_numbers_of_the_modules_in_the_interpreter() -> None:
-    families = ["llama", "gemma3"]
-    ran = subprocess.run(
-        [sys.executable, "-m", "tests.fakes.interpreted", *families],
-        env=os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=True,
-    )
-    found = [json.loads(line) for line in ran.stdout.splitlines()]
-    assert [one[:2] for one in found] == [
-        [family, dtype] for family in families for dtype in ("torch.float32", "torch.float16")
-    ]
-    for family, dtype, count, error, kept in found:
-        assert count == norms_and_gates(causal.build(family)) and not kept
-        assert error <= (1e-5 if dtype == "torch.float32" else 4e-3)

@@ -163,8 +163,8 @@ def test_a_proof_that_failed_and_a_model_with_code_of_its_own_are_proven_each_ti
     load = Proof(Findings(tmp_path))
     earlier = proof.Earlier(load, "identity")
     model, attention = causal.make("llama"), PagedAttention(BLOCK_TOKENS)
-    assert proof._facts(model, attention, None) is not None
-    assert proof._facts(OwnCode(model.config), attention, None) is None
+    assert proof._facts(model, attention, None, None) is not None
+    assert proof._facts(OwnCode(model.config), attention, None, None) is None
     earlier.succeed(None, True)
     monkeypatch.setattr(proof, "_are_near", lambda *_: False)
     assert not packs(causal.make("llama"), PagedAttention(BLOCK_TOKENS), earlier)
