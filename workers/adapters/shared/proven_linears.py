@@ -2,7 +2,8 @@
 
 1. int8 with one scale for each output has products of integers on a CPU, 4 bits have torch's packed product. A weight
    that neither takes (integers in groups, as Q8_0 has) becomes int8 with one scale for each output on a CPU, where
-   numbers and product stay near those of the file (`NEAR_NUMBERS`). All else makes numbers in each call.
+   numbers and product stay near those of the file (`NEAR_NUMBERS`), else the sum of two such outputs. All else makes
+   numbers in each call.
 2. Each layer is compared with the product of its numbers. A layer that fails becomes a `MadeLinear`; where that fails
    too, the load ends with the name of the layer.
 """
@@ -10,7 +11,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -19,10 +20,12 @@ from torch import Tensor
 from workers.adapters.shared.quantized_linears import (
     FP8,
     INT4,
+    INT8,
     ROWS,
     Int4Linear,
     Int8Linear,
     MadeLinear,
+    PairedInt8Linear,
     QuantizedLinear,
     QuantizedWeight,
     packs,
@@ -49,13 +52,13 @@ def layer_of(
     states = proof_rows(stored.shape[1], dtype, device)
     wanted = _product(stored, states)
     why = ""
-    for form, is_anew in _forms(stored, device):
+    for form, anew in _forms(stored, device):
         try:
-            weight = stored.by_outputs() if is_anew else stored
-            result = _product(weight, states) if is_anew else wanted
+            weight = stored if anew is None else anew(stored)
+            result = wanted if anew is None else _product(weight, states)
             layer = form(weight, None, dtype, device)
             why = _difference(layer, states, result)
-            if is_anew:
+            if anew is not None:
                 why = why or _apart(result, wanted, NEAR_NUMBERS) or _rounded(weight, stored)
         # NOTE: torch says so that a form is not there for this processor; memory that is short says the same of all.
         except (RuntimeError, AttributeError) as error:
@@ -69,13 +72,19 @@ def layer_of(
     )
 
 
-def _forms(stored: QuantizedWeight, device: torch.device) -> Iterator[tuple[type[QuantizedLinear], bool]]:
-    """The forms for a weight, the fastest first, each with whether the weight becomes int8 by outputs for the form."""
+def _forms(
+    stored: QuantizedWeight, device: torch.device
+) -> Iterator[tuple[type[QuantizedLinear], Callable[[QuantizedWeight], QuantizedWeight] | None]]:
+    """The forms for a weight, the fastest first, each with what makes the form's own weight of that of the file."""
     if stored.kind == INT4 and packs(stored, device):
-        yield Int4Linear, False
+        yield Int4Linear, None
     if stored.kind != FP8 and device.type == "cpu":
-        yield Int8Linear, stored.kind == INT4 or stored.zeros is not None or stored.scales.shape[1] > 1
-    yield MadeLinear, False
+        if stored.kind == INT8 and stored.zeros is None and stored.scales.shape[1] == 1:
+            yield Int8Linear, None
+        else:
+            yield Int8Linear, QuantizedWeight.by_outputs
+            yield PairedInt8Linear, QuantizedWeight.in_pairs
+    yield MadeLinear, None
 
 
 def proof_rows(inner: int, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -24,6 +24,7 @@ from workers.adapters.shared.quantized_linears import (
     Int4Linear,
     Int8Linear,
     MadeLinear,
+    PairedInt8Linear,
     QuantizedLinear,
     QuantizedWeight,
     quantize,
@@ -57,6 +58,15 @@ def grouped(
         torch.randint(-128, 128, (48, groups), generator=draw).float() if zeros else None,
         torch.randperm(inner, generator=draw) if order else None,
     )
+
+
+def with_two_large_inputs(stored: QuantizedWeight, times: float) -> QuantizedWeight:
+    """All numbers but those of two inputs become less, or 0."""
+    stored.scales[:, 1:] /= times
+    stored.values[:, :30] = 0
+    if stored.zeros is not None:
+        stored.zeros[:, 0] = 0
+    return stored
 
 
 def without_integers(patch: pytest.MonkeyPatch) -> None:
@@ -140,17 +150,39 @@ def test_integers_that_no_product_takes_become_int8_by_outputs_near_their_number
     agrees(layer, stored, drawn(48).to(dtype).float(), NEAR_NUMBERS)
 
 
-def test_a_weight_whose_groups_differ_too_much_for_one_scale_stays_and_the_log_says_why(
+@pytest.mark.parametrize(("zeros", "order"), [(False, False), (True, True)])
+@pytest.mark.parametrize("dtype", DTYPES[:2])
+def test_a_weight_whose_groups_differ_too_much_for_one_scale_has_two_and_the_log_says_why(
+    dtype: torch.dtype, zeros: bool, order: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    stored = with_two_large_inputs(grouped(96, 32, zeros=zeros, order=order), 200)
+    bias = drawn(48, seed=2).to(dtype).float()
+    with caplog.at_level("INFO"):
+        layer = layer_of("layers.1.up", stored, bias, dtype, CPU)
+    assert type(layer) is PairedInt8Linear
+    agrees(layer, stored, bias, max(TOLERANCE[dtype], 5e-4))
+    assert "layers.1.up: Int8Linear is not used for int8 in groups of 32: numbers differ by" in caplog.text
+    assert layer.packed_nbytes == 2 * 48 * 96 and layer.weight.shape == (48, 96)
+
+
+def test_layers_with_two_scales_for_each_output_join_bit_for_bit() -> None:
+    weights = [grouped(96, 32, seed=seed) for seed in (3, 4)]
+    layers = [PairedInt8Linear(each.in_pairs(), None, torch.float32, CPU) for each in weights]
+    whole, rows = merged(layers), drawn(5, 96, seed=1)
+    assert type(whole) is PairedInt8Linear and whole.out_features == 96
+    assert torch.equal(whole(rows), torch.cat([layer(rows) for layer in layers], -1))
+    assert merged([layers[0], Int8Linear(weights[1].by_outputs(), None, torch.float32, CPU)]) is None
+
+
+def test_a_weight_whose_groups_differ_too_much_for_two_scales_stays_and_the_log_says_why(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    stored = grouped(96, 32, zeros=False, order=False)
-    stored.scales[:, 1:] /= 1e3
-    stored.values[:, :31] = 0
+    stored = with_two_large_inputs(grouped(32768, 32, zeros=False), 2e5)
     with caplog.at_level("INFO"):
         layer = layer_of("layers.1.up", stored, None, torch.float32, CPU)
     assert type(layer) is MadeLinear
-    agrees(layer, stored, None, 1e-5)
-    assert "layers.1.up: Int8Linear is not used for int8 in groups of 32: numbers differ by" in caplog.text
+    for form in ("Int8Linear", "PairedInt8Linear"):
+        assert f"layers.1.up: {form} is not used for int8 in groups of 32: numbers differ by" in caplog.text
 
 
 @pytest.mark.parametrize("kind", [INT8, INT4])
@@ -159,7 +191,7 @@ def test_on_cards_no_weight_becomes_another(kind: str) -> None:
     if kind == INT4:
         stored = quantize(drawn(40, 96), INT4)
     assert [form for form, _ in _forms(stored, torch.device("cuda"))] == [MadeLinear]
-    assert [form for form, _ in _forms(stored, CPU)] == [Int8Linear, MadeLinear]
+    assert [form for form, _ in _forms(stored, CPU)] == [Int8Linear, PairedInt8Linear, MadeLinear]
     assert type(layer_of("a", stored, None, torch.float32, CPU)) is Int8Linear
 
 
