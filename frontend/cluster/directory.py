@@ -335,6 +335,10 @@ class ClusterModels(Models):
             if choice.bundle in ("", rows.box.bundle) and rows.states.get(model):  # type: ignore[union-attr]
                 yield box, rows
 
+    def has_room(self, model: str, choice: Choice) -> bool:
+        """Whether a box that a request may go to has room for other work, by its last sign of life."""
+        return any(box.room_s > 0 for box, _ in self._open(model, (), choice))
+
     def home(
         self,
         model: str,

@@ -148,6 +148,8 @@ class Dispatch:
         self._choose, self._why_not, self._now_ns = choose, why_not, now_ns
         self._ask_ns, self._wait_ns = int(cluster.ask_after_s * 1e9), int(wait_s * 1e9)
         self.items: dict[str, Held] = {}
+        self.unclaimed: set[str] = set()
+        """Items in the queue that no box has said to have."""
         self._got: dict[str, list[str]] = {}
         self._dropped: dict[str, list[str]] = {}
         self.counts: Counter[tuple[str, str]] = Counter()
@@ -163,6 +165,7 @@ class Dispatch:
         try:
             if self._sender.to_queue(held):
                 held.queued = True
+                self.unclaimed.add(held.id)
                 self.counts["lane", "queue"] += 1
             else:
                 self.counts["lane", "direct"] += 1
@@ -180,6 +183,7 @@ class Dispatch:
         """The request no longer waits for the item: tell boxes that still have the item to drop it."""
         if self.items.pop(held.id, None) is None:
             return
+        self.unclaimed.discard(held.id)
         lives = set(held.boxes)
         if held.queued and not held.delivered:
             # Any box may still pull the item from the queue.
@@ -220,6 +224,7 @@ class Dispatch:
                 return
             self._rename(held)
         self.counts["resent", reason] += 1
+        self.unclaimed.discard(held.id)
         held.claimed.clear()
         try:
             self._direct(held)
@@ -263,6 +268,7 @@ class Dispatch:
                 self.drop(claims.life, item)
                 continue
             self.counts["claims", ""] += 1
+            self.unclaimed.discard(item)
             held.boxes.add(claims.life)
             held.claimed.add(claims.life)
             held.heard_ns = now_ns
@@ -385,6 +391,7 @@ class Dispatch:
             if held.losses >= MOST_LOSSES:
                 self._fail(held, WorkerCrashed("two boxes died while they had this request"))
             elif ack and self._given_back(ack):
+                self.unclaimed.add(item)
                 held.heard_ns = self._now_ns()
                 self.counts["resent", DIED] += 1
             else:

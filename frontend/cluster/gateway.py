@@ -60,6 +60,8 @@ log = logging.getLogger(__name__)
 TICK_S = 0.05
 MOST_TIMES = 50_000
 """Times that wait for the metrics, which are written twice a second."""
+MOST_UNCLAIMED = 512
+"""While no box has room for other work, no more items of this gateway wait in the queue."""
 SLACK_NBYTES = 2048
 """Room for the fields of an item around its work."""
 _UNSAYABLE = (OverflowError, RecursionError, TypeError, ValueError)
@@ -335,6 +337,11 @@ class Gateway:
         if held.kind != RUN or self.models.choose(held.model, (), held.choice) is None:
             return False
         bundle, pool = self.models.queue_of(held.model, held.choice), self.models.pool_of(held.choice)
+        if len(self.dispatch.unclaimed) >= MOST_UNCLAIMED and not self.models.has_room(
+            held.model, held.choice
+        ):
+            # A box refuses what its workers have no room for, and knows after which time to come again.
+            return False
         if not bundle or not (lane := self.queues.lane(pool, bundle)).usable:
             return False
         held.attempt += 1

@@ -39,6 +39,12 @@ def test_text_answers_of_probes_are_those_of_a_single_server(alone: Server) -> N
     assert [alone.get(path).body for path in ("/healthz", "/readyz", "/health")] == [b"ok", b"ok", b"OK"]
 
 
+def test_a_gateway_has_the_live_page(alone: Server) -> None:
+    page = alone.request("GET", "/", headers={"Accept": "text/html"})
+    assert page.status == 200 and page.headers["content-type"].startswith("text/html")
+    assert b"<html" in page.body
+
+
 def test_the_path_of_the_status_speaks_websocket_only(alone: Server) -> None:
     answer = alone.get("/ws/cluster-status")
     assert answer.status == 426 and "/ws/cluster-status" in answer.body.decode()

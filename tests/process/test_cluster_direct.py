@@ -74,6 +74,15 @@ def test_an_error_of_a_box_is_told_as_a_server_tells_it(near: Server) -> None:
     assert unknown.status == 404 and unknown.json()["detail"]["code"] == "MODEL_NOT_FOUND"
 
 
+def test_a_row_that_is_not_finite_is_an_error_of_its_item(near: Server) -> None:
+    body = {"items": [{"text": "fine"}, {"text": "#nan"}], "params": {"item_errors": True}}
+    fine, failed = near.post("/v1/encode/fake/echo", body).json()["items"]
+    assert np.allclose(fine["dense"]["values"], vector_of("fine", 16), atol=1e-6)
+    assert failed["error"]["code"] == "INFERENCE_ERROR" and "dense" not in failed
+    whole = near.encode("fake/echo", ["#nan"])
+    assert whole.status == 500 and whole.json()["detail"]["code"] == "INFERENCE_ERROR"
+
+
 def test_a_deadline_passes_while_a_box_works_and_the_box_gives_up(near: Server, tmp_path: Path) -> None:
     with holding(tmp_path) as hold:
         answer = near.post("/v1/encode/fake/echo", held(hold), x_request_timeout="0.5")
@@ -200,6 +209,29 @@ def test_boxes_die_and_leave_under_load_and_every_answer_is_right(
             wait_until(lambda: living(near) == {"a", "b"}, what="the box again")
         outcome = load.stop()
     assert not outcome.failed, (outcome.statuses, outcome.broken, outcome.bodies, outcome.wrong)
+
+
+def test_a_box_whose_workers_are_all_gone_costs_no_request_and_comes_back(
+    near: Server, boxes: tuple[Box, Box]
+) -> None:
+    a = boxes[0].server
+    with Load(near.port, 4) as load:
+        wait_until(lambda: load.done > 10, what="traffic")
+        for worker in a.workers:
+            worker.kill()
+        a.workers.clear()
+        before = load.done
+        wait_until(lambda: load.done > before + 40, what="traffic at box b")
+        assert living(near) >= {"b"}
+        a.start_workers()
+        wait_until(lambda: answers_of(near, "a"), what="an answer of the new worker")
+        outcome = load.stop()
+    assert not outcome.failed, (outcome.statuses, outcome.broken, outcome.bodies, outcome.wrong)
+
+
+def answers_of(server: Server, name: str) -> bool:
+    """Whether this box has answered."""
+    return server.encode("fake/echo", ["x"]).headers.get("x-sie-worker", "").startswith(f"{name}/")
 
 
 def test_a_box_that_stands_still_is_left_and_comes_back(near: Server, boxes: tuple[Box, Box]) -> None:

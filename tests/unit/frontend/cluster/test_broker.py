@@ -10,6 +10,7 @@ import secrets
 import shutil
 import subprocess
 import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from urllib.parse import urlparse
 
@@ -21,8 +22,9 @@ from nats.aio.client import Client, Srv
 from nats.aio.msg import Msg
 
 from frontend.cluster import broker as module
-from frontend.cluster.broker import Broker, ClosableTransport, QuickClient, lasting
+from frontend.cluster.broker import Broker, ClosableTransport, Message, QuickClient, lasting
 from frontend.cluster.bucket import Writer
+from ipc.errors import QueueUnavailable
 from ipc.settings import Cluster
 from ipc.wire.cluster_names import Names
 from tests.harness.broker import broker
@@ -78,6 +80,30 @@ def test_a_loop_that_fails_is_written_and_begins_again(
 
     asyncio.run(lasting(run))
     assert len(runs) == 2 and "ZeroDivisionError" in caplog.text
+
+
+def test_what_waited_for_a_broker_that_is_lost_never_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[str] = []
+
+    def write(client: QuickClient, messages: Sequence[Message], failed: Callable[[str], None]) -> None:
+        written.extend(subject for subject, *_ in messages)
+
+    monkeypatch.setattr(QuickClient, "write", write)
+
+    async def scene() -> None:
+        end = Broker(Cluster(urls=("nats://127.0.0.1:1",)), "test")
+        await end._connected()
+        end.send("stale", b"")
+        await end._lost()
+        with pytest.raises(QueueUnavailable):
+            end.send("refused", b"")
+        assert not end.say("lost", b"")
+        await end._connected()
+        end.send("fresh", b"")
+        await asyncio.sleep(0)
+        assert written == ["fresh"]
+
+    asyncio.run(scene())
 
 
 def test_brokers_that_fail_by_turns_are_written_once_each(caplog: pytest.LogCaptureFixture) -> None:

@@ -460,6 +460,40 @@ def test_an_item_that_a_box_of_another_version_took_goes_elsewhere_at_once() -> 
     played(scene)
 
 
+def test_what_waits_in_the_queue_is_known_without_asking_the_broker() -> None:
+    def scene() -> None:
+        stage = Stage("a", "b")
+        stage.queue = True
+        held = [stage.begin(f"r.{number}") for number in range(4)]
+        assert stage.dispatch.unclaimed == {"r.0", "r.1", "r.2", "r.3"}
+        stage.claim("a1", "r.0", "r.1", ack="$JS.ACK.1")
+        assert stage.dispatch.unclaimed == {"r.2", "r.3"}
+        stage.pass_s(1.0, "b1")
+        assert stage.dispatch.unclaimed == {"r.0", "r.1"}, "back in the queue; the others went to box b"
+        for each in held:
+            stage.dispatch.end(each)
+        assert not stage.dispatch.unclaimed
+
+    played(scene)
+
+
+def test_a_claim_by_two_boxes_is_no_second_answer() -> None:
+    async def scene() -> None:
+        stage = Stage("a", "b")
+        held = stage.begin()
+        for life in ("a1", "b1"):
+            stage.claim(life, "r.1")
+        stage.answer("b1")
+        assert held.future.result()[1].life == "b1"
+        stage.dispatch.end(held)
+        await asyncio.sleep(0)
+        assert [(life, type(word)) for life, word in stage.words] == [("a1", Drop)]
+        stage.answer("a1")
+        assert stage.dispatch.counts["duplicate", ""] == 1 and not any(box.items for box in stage.boxes)
+
+    asyncio.run(scene())
+
+
 def test_an_item_of_a_queue_that_no_box_pulls_from_fails_in_the_end() -> None:
     def scene() -> None:
         stage = Stage("a")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import secrets
 import subprocess
@@ -215,6 +216,49 @@ def test_everything_but_a_secret_of_ones_own_is_the_same_404(one_broker: Broker)
         assert await reader.read() == b""
         writer.close()
         assert await there.get(mine, "here", MOST) == DATA and here.by_http == 1
+
+    played(one_broker, scene, LOOPBACK)
+
+
+def test_a_listener_leaves_clients_that_say_or_take_too_little_and_has_a_bound_of_clients(
+    one_broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = bytes(64 << 20)
+
+    async def scene(here: Transfers, there: Transfers) -> None:
+        offer = await here.offer([large], "slow")
+        host, _, port = offer.address.rpartition(":")
+
+        async def client(head: str = "") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+            reader, writer = await asyncio.open_connection(host, int(port), limit=1024)
+            writer.write(head.encode())
+            return reader, writer
+
+        async def is_alone() -> bool:
+            return not here._listener._open
+
+        monkeypatch.setattr("frontend.cluster.transfer_http.time_for", lambda nbytes: 0.05)
+        slow, writer = await client(f"GET /{offer.secret} HTTP/1.1\r\nPenstock-Peer: slow\r\n\r\n")
+        await slow.readexactly(20)
+        await eventually(is_alone, "the end of a client that takes nothing")
+        writer.close()
+        monkeypatch.setattr(here._listener, "_cluster", Cluster(max_transfers=1))
+        _, writer = await client()
+
+        async def is_there() -> bool:
+            return len(here._listener._open) == 1
+
+        await eventually(is_there, "the only client")
+        refused, other = await client()
+        assert await refused.read() == b""
+        other.close()
+        monkeypatch.setattr("frontend.cluster.transfer_http.HEAD_S", 0.05)
+        writer.close()
+        await eventually(is_alone, "the end of the only client")
+        silent, writer = await client()
+        with contextlib.suppress(ConnectionResetError):
+            assert await silent.read() == b""
+        writer.close()
 
     played(one_broker, scene, LOOPBACK)
 

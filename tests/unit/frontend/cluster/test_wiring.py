@@ -15,14 +15,16 @@ from frontend.bridge.bridge import Bridge
 from frontend.bridge.intake import WORKING
 from frontend.bridge.meter import Meter
 from frontend.cluster.broker import Broker
+from frontend.cluster.dispatch import Sent
 from frontend.cluster.engine import ClusterEngine
-from frontend.cluster.gateway import Gateway
+from frontend.cluster.gateway import MOST_UNCLAIMED, Gateway
+from frontend.engine.interface import WorkerView
 from frontend.engine.poison import PoisonList
 from frontend.scope import scope_of_ids
 from frontend.server.drain import Drain
 from ipc import deadline
 from ipc.catalog.entries import Catalog, HubSource, ModelEntry
-from ipc.errors import InputRefused
+from ipc.errors import InputRefused, ProtocolError
 from ipc.metrics.cluster import BridgeMetrics
 from ipc.settings import Cluster, Settings
 from ipc.wire.cluster import (
@@ -33,15 +35,38 @@ from ipc.wire.cluster import (
     Carried,
     GatewayBeat,
     Item,
+    ItemResult,
+    Outcome,
     encode,
     read_from_box,
 )
 from ipc.wire.cluster_configs import key_of
-from ipc.wire.cluster_names import row_key
-from ipc.wire.messages import Credits, EncodeCall, InputItem, Work
+from ipc.wire.cluster_names import inbox, row_key
+from ipc.wire.messages import (
+    Credits,
+    EncodeCall,
+    InputItem,
+    ModelStatus,
+    Result,
+    TensorRef,
+    Timing,
+    Work,
+)
 from tests.harness.server import eventually
 
 ROUTER = "r0uter"
+WORKER = WorkerView(
+    "worker-0",
+    0,
+    "ready",
+    True,
+    True,
+    "cpu",
+    1,
+    {"m": ModelStatus("m", "loaded")},
+    Credits(1, 0, 1.0),
+    None,
+)
 
 
 class Post:
@@ -266,6 +291,83 @@ def test_the_refusal_of_a_box_of_another_version_reaches_the_item(
         subject = f"_INBOX.{gateway.router}.results"
         post.handlers[inbox](SimpleNamespace(subject=subject, data=refusal, reply="", headers=None))
         assert told == [f"{ROUTER}.1"]
+        gateway.queues.close()
+
+    asyncio.run(scene())
+
+
+def test_frontends_of_a_gateway_have_connections_inboxes_and_numbers_of_their_own(post: Post) -> None:
+    settings = Settings(cluster=Cluster(urls=("nats://127.0.0.1:1",)))
+    one, other = (Gateway(settings, Catalog(())) for _ in range(2))
+    assert one.router != other.router and one.broker.client is not other.broker.client
+    assert {inbox(one.router), inbox(other.router)} <= post.handlers.keys()
+    for gateway in (one, other):
+        gateway.queues.close()
+
+
+def test_large_bytes_in_chunks_have_a_connection_of_their_own_at_both_ends(post: Post) -> None:
+    gateway = Gateway(Settings(cluster=Cluster(urls=("nats://127.0.0.1:1",))), Catalog(()))
+    box = bridge()
+    for end in (gateway, box):
+        assert end.transfers.broker is not end.broker
+        assert end.transfers.broker.client is not end.broker.client
+    gateway.queues.close()
+
+
+@pytest.mark.parametrize(("waiting", "room_s", "queued"), [(1, 0.0, False), (0, 0.0, True), (1, 1.0, True)])
+def test_items_wait_in_the_queue_in_any_number_only_while_a_box_has_room(
+    post: Post, monkeypatch: pytest.MonkeyPatch, waiting: int, room_s: float, queued: bool
+) -> None:
+    """Otherwise an item goes to a box, which refuses the item with the time after which to come again."""
+
+    async def scene() -> None:
+        gateway = Gateway(Settings(cluster=Cluster(urls=("nats://127.0.0.1:1",))), Catalog(()))
+        catalog = Catalog((ModelEntry("m", HubSource("m")),))
+        box = bridge(lambda: [WORKER])
+        box._models.catalog = catalog  # type: ignore[attr-defined]
+        gateway.models.read(box._rows())
+        gateway.boxes.take(BoxBeat(VERSION, "a", box.life, "default", 1, False, room_s, 0.0))
+        gateway.queues.lane("default", "default")._maker.there = True
+        gateway.dispatch.unclaimed = {f"r.{number}" for number in range(waiting * MOST_UNCLAIMED)}
+        work = Work("m", EncodeCall([InputItem("hello")], ["dense"]), 0, 3, "req_1")
+        sent = gateway.item(RUN, work, b"", deadline.after(10), deadline.after(10))
+        assert gateway.to_queue(sent) is queued
+        gateway.queues.close()
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize(
+    "refs",
+    [
+        [TensorRef("dense", "float32", [1, 4], 1)],
+        [TensorRef("dense", "float32", [1, 5], 0)],
+        [TensorRef("dense", "float32", [1, 4], -1)],
+        [TensorRef("dense", "float32", [-1, 4], 0)],
+        [TensorRef("dense", "float32", [1 << 40, 1 << 40], 0)],
+        [TensorRef("dense", "object", [1], 0)],
+        [TensorRef("dense", "no type", [1], 0)],
+    ],
+)
+def test_a_result_whose_table_and_bytes_disagree_is_an_error_of_its_request_alone(
+    post: Post, monkeypatch: pytest.MonkeyPatch, refs: list[TensorRef]
+) -> None:
+    async def scene() -> None:
+        settings = Settings(cluster=Cluster(urls=("nats://127.0.0.1:1",)))
+        gateway = Gateway(settings, Catalog(()))
+        engine, tables = ClusterEngine(gateway, Drain()), [refs, [TensorRef("dense", "float32", [1, 4], 0)]]
+
+        async def posted(sent: Sent) -> None:
+            result = Result(0, None, tables.pop(0), [1], [], [], Timing())
+            outcome = Outcome(VERSION, "a", "a1", 1, result=encode(result), data=bytes(16))
+            sent.future.set_result((ItemResult(sent.id, "q", True, "a"), outcome))
+
+        monkeypatch.setattr(gateway, "post", posted)
+        work = Work("m", EncodeCall([InputItem("hello")], ["dense"]), 0, 3, "req_1")
+        with pytest.raises(ProtocolError):
+            await engine.run(scope_of_ids("req_1", "", settings.limits), work)
+        answer = await engine.run(scope_of_ids("req_1", "", settings.limits), work)
+        assert answer.tensors()["dense"].shape == (1, 4)
         gateway.queues.close()
 
     asyncio.run(scene())
