@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 from nats.js import JetStreamContext
 
 from tests.fakes.holding import holding
-from tests.harness.broker import PATIENCE_S, Broker, three_brokers
+from tests.harness.broker import PATIENCE_S, SYSTEM, Broker, three_brokers
 from tests.harness.cluster import Box, box, gateway_over, held, in_flight, is_cut_off, living, serves
 from tests.harness.load import Load
 from tests.harness.server import Server, eventually, wait_until
@@ -109,6 +111,56 @@ def test_streams_whose_leader_steps_down_cost_no_request_and_are_changed_as_befo
     assert {"before", "after"} <= {pool["name"] for pool in near.get("/v1/pools").json()["pools"]}
 
 
+async def meta_leader_steps_down(urls: Sequence[str]) -> None:
+    """Have the broker step down that gives streams to brokers, until another one does."""
+    client = await nats.connect(list(urls), **SYSTEM)
+    before = ""
+
+    async def leader() -> str:
+        # Each broker answers; the one that leads says so for all.
+        answer = await client.request("$SYS.REQ.SERVER.PING.JSZ", b"{}", timeout=PATIENCE_S)
+        return str(json.loads(answer.data)["data"].get("meta_cluster", {}).get("leader", ""))
+
+    async def is_moved() -> bool:
+        nonlocal before
+        found = await leader()
+        before = before or found
+        if found == before:
+            await client.request("$JS.API.META.LEADER.STEPDOWN", b"", timeout=PATIENCE_S)
+        return found not in ("", before)
+
+    try:
+        await eventually(is_moved, "another leader of the streams' places")
+    finally:
+        await client.close()
+
+
+@pytest.mark.long
+def test_a_meta_leader_that_steps_down_costs_no_request_and_queues_are_made_as_before(
+    near: Server, boxes: tuple[Box, Box], brokers: Sequence[Broker]
+) -> None:
+    wait_until(lambda: is_whole(near), what="the whole cluster")
+    with Load(near.port, 4) as load:
+        wait_until(lambda: load.done > 20, what="traffic")
+        asyncio.run(meta_leader_steps_down([each.url for each in brokers]))
+        made = near.post("/v1/pools", {"name": "meta", "gpus": {"cpu": 1}})
+        assert made.status == 201, made.body
+        before = load.done
+        wait_until(lambda: load.done > before + 40, what="traffic under another leader")
+        outcome = load.stop()
+    assert not outcome.failed, (outcome.statuses, outcome.broken, outcome.bodies, outcome.wrong)
+    # The queue of the pool is a stream that the new leader has a place for.
+    wait_until(lambda: serves_in(near, "meta"), what="an answer in the pool")
+    assert near.request("DELETE", "/v1/pools/meta").status == 200
+    wait_until(lambda: is_whole(near), what="the whole cluster again")
+
+
+def serves_in(server: Server, pool: str) -> bool:
+    """Whether a box of the pool answers."""
+    body = {"items": [{"text": "x"}]}
+    return server.post("/v1/encode/fake/echo", body, x_sie_pool=pool).status == 200
+
+
 def test_without_a_quorum_of_brokers_work_goes_directly(near: Server, brokers: Sequence[Broker]) -> None:
     wait_until(lambda: is_whole(near), what="the whole cluster")
     for each in brokers[:2]:
@@ -124,7 +176,10 @@ def test_without_a_quorum_of_brokers_work_goes_directly(near: Server, brokers: S
     assert not outcome.failed, (outcome.statuses, outcome.broken, outcome.bodies, outcome.wrong)
 
 
-def test_all_brokers_go_and_come_back(near: Server, brokers: Sequence[Broker], tmp_path: Path) -> None:
+@pytest.mark.parametrize("away_s", [0.0, pytest.param(60.0, marks=pytest.mark.long)])
+def test_all_brokers_go_and_come_back(
+    near: Server, brokers: Sequence[Broker], tmp_path: Path, away_s: float
+) -> None:
     """New requests are refused; requests under way are answered once brokers are there again."""
     wait_until(lambda: is_whole(near), what="the whole cluster")
     with holding(tmp_path) as hold, ThreadPoolExecutor(2) as pool:
@@ -139,6 +194,8 @@ def test_all_brokers_go_and_come_back(near: Server, brokers: Sequence[Broker], t
         ready = near.get("/readyz")
         assert ready.status == 200, ready.body
         hold.unlink()
+        # The length of the absence is the fault itself.
+        time.sleep(away_s)
         for each in brokers:
             each.start()
         assert [each.result().status for each in asked] == [200, 200]

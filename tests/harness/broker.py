@@ -20,6 +20,15 @@ from tests.harness.ports import free_port
 from tests.harness.server import wait_until
 
 LIMITS = "max_memory_store: 256MB, max_file_store: 256MB"
+SYSTEM = {"user": "system", "password": "system"}
+_ACCOUNTS = """
+accounts {
+  SYSTEM {users: [{user: system, password: system}]}
+  WORK {jetstream: enabled, users: [{user: work, password: work}]}
+}
+system_account: SYSTEM
+no_auth_user: work
+"""
 PATIENCE_S = 60.0
 """How long a test waits for a broker: a busy machine is no fault of the broker."""
 
@@ -152,13 +161,17 @@ def broker(root: Path, *, jetstream: bool = True, more: str = "") -> Iterator[Br
 
 @contextlib.contextmanager
 def three_brokers(root: Path) -> Iterator[Sequence[Broker]]:
-    """Three brokers that form one cluster; afterwards their processes have ended."""
+    """Three brokers that form one cluster; afterwards their processes have ended.
+
+    `SYSTEM` may look after them; whoever names no user works with streams.
+    """
     routes = [free_port() for _ in range(3)]
     joined = ", ".join(f"nats://127.0.0.1:{port}" for port in routes)
     members = [
         Broker(
             root / f"broker-{number}",
-            more=f"server_name: b{number}\ncluster {{name: test, listen: 127.0.0.1:{port}, routes: [{joined}]}}",
+            more=f"server_name: b{number}\ncluster {{name: test, listen: 127.0.0.1:{port}, routes: [{joined}]}}\n"
+            + _ACCOUNTS,
         )
         for number, port in enumerate(routes)
     ]
