@@ -170,6 +170,11 @@ class KeyReused(InvalidInput):
     code, status = "IDEMPOTENCY_MISMATCH", 422
 
 
+NEVER_BEGUN = "it did not begin here, or it has ended"
+STATE_GONE = "its worker has gone, and its state with it"
+"""Why a sequence is not open."""
+
+
 def not_begun(sequence: int | str, model: str, why: str) -> str:
     """The message of `SequenceUnknown`, with the reason why the sequence is not open."""
     return (
@@ -365,6 +370,13 @@ class SequenceLost(WorkerFault):
     """The worker that held the state of a sequence died; the sequence must begin again."""
 
     code, status = "SEQUENCE_LOST", 503
+
+    @classmethod
+    def of(cls, sequence: int | str) -> SequenceLost:
+        """The error of a request that was lost with the state of its sequence."""
+        return cls(
+            f"the worker was lost, and with it the state of sequence {sequence!a}, which must begin again"
+        )
 
 
 class ToolFault(PenstockError):

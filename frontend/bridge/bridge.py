@@ -45,6 +45,7 @@ from ipc.logs import Seldom
 from ipc.settings import Settings
 from ipc.wire.cluster import (
     KINDS,
+    MOST_SLOTS,
     VERSION,
     BoxBeat,
     BoxHealth,
@@ -405,6 +406,7 @@ class Bridge:
             (self._settings.server.machine_profile or self._settings.server.gpu_type).lower(),
             self._configured.told(),
             KINDS,
+            min(self._settings.worker_count, MOST_SLOTS),
         )
         return rows
 

@@ -3,8 +3,8 @@
 1. An item is claimed at once; claims of one turn of the event loop leave together, one message for each gateway.
 2. A second copy of an item is claimed again while the first one runs, and answered with the kept result afterwards. The
    same life never runs an item twice.
-3. The local engine runs the work, with its own rule of retries. The result leaves, and is kept until the gateway says
-   that it has the result, at most `keep_results_s` and `keep_result_bytes`.
+3. The work runs (`answering`). The result leaves, and is kept until the gateway says that it has the result, at most
+   `keep_results_s` and `keep_result_bytes`.
 4. Work of a gateway that has been silent for `gateway_silence_s` is cancelled, and its late items are dropped.
 5. A text leaves in pieces before its result (`texts`). A text that waits for its gateway is claimed again each
    `REST_S`, since the word that nobody waits for the text may be lost: then the gateway says so again.
@@ -23,36 +23,26 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from frontend.bridge.answering import Answering, Running
 from frontend.bridge.meter import Meter
-from frontend.bridge.results import EMPTY, Results
+from frontend.bridge.results import Results
+from frontend.bridge.sequences import BegunSequences
 from frontend.bridge.texts import Texts
 from frontend.cluster.broker import readable
-from frontend.cluster.transfers import TransferFailed, Transfers
-from frontend.engine.answer import shifted
+from frontend.cluster.transfers import Transfers
 from frontend.engine.interface import Engine, Models
-from frontend.generation.fields import MAX_CHOICES
-from frontend.scope import scope_of_ids
-from ipc import deadline
 from ipc.errors import (
     DependencyConflict,
     Draining,
-    InvalidInput,
     ModelNotFound,
     ModelNotLoaded,
-    NoReplica,
     PenstockError,
     ProtocolError,
-    ResourceExhausted,
-    Unsupported,
 )
 from ipc.logs import Seldom
 from ipc.settings import Settings
 from ipc.wire.cluster import (
-    ENSURE,
     IDS_EACH,
-    MOST_MESSAGE_NBYTES,
-    RUN,
-    TEXT,
     VERSION,
     Ask,
     Carried,
@@ -60,26 +50,19 @@ from ipc.wire.cluster import (
     Drop,
     Got,
     Item,
-    ItemResult,
     Missing,
-    Offer,
     OtherVersion,
-    Outcome,
     Taken,
     encode,
     read_item,
     read_to_box,
-    read_work,
 )
 from ipc.wire.cluster_names import results, words
-from ipc.wire.messages import GenerateCall, Work
 
 log = logging.getLogger(__name__)
 
 DROPPED_S = 60.0
 REST_S = 5.0
-SLACK_NBYTES = 4096
-"""Room for the message beside the bytes of a kept answer."""
 ACK, NAK, TERM, WORKING = b"+ACK", b"-NAK", b"+TERM", b"+WPI"
 """Words for the queue about a delivery: done, give it to another box, never again, more time."""
 LEAVING = Draining("this box is shutting down", retry_after_s=1)
@@ -89,27 +72,6 @@ Dead = Callable[[str, bytes, Item | None, str], None]
 """Told of what was given up: reason, bytes, the item if the bytes are one, and the error."""
 POISON = "WORKER_CRASHED"
 """Code of an item that killed workers."""
-
-
-@dataclass(slots=True, eq=False)
-class Running:
-    """One item: its task while the work runs, then its result as it was sent, since `ended_ns`.
-
-    `acks` are the subjects of deliveries that the queue has yet to be told about.
-    """
-
-    name: str
-    router: str
-    task: asyncio.Task[None] | None = None
-    result: bytes = b""
-    ended_ns: int = 0
-    acks: list[str] = field(default_factory=list)
-    large: Offer | None = None
-
-    @property
-    def nbytes(self) -> int:
-        """Memory of the kept result."""
-        return len(self.result) + (self.large.nbytes if self.large is not None else 0)
 
 
 @dataclass(slots=True)
@@ -136,13 +98,24 @@ class Intake:
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         """`most_inline`: bytes that a result may take inside a message."""
-        self._settings, self._engine, self._models = settings, engine, models
         self._box, self._life = settings.cluster.box_name, life
         self.on_dead: Dead = lambda reason, data, item, error: None
         """An item, or bytes that are none, was given up."""
         self._results = Results(self._box, life)
         self._texts = Texts(self._box, life, engine, send, most_inline, settings)
-        self._send, self._most_inline, self._now_ns = send, most_inline, now_ns
+        self._sequences = BegunSequences(now_ns)
+        self._answering = Answering(
+            settings,
+            engine,
+            models,
+            self._results,
+            self._texts,
+            self._sequences,
+            transfers,
+            meter,
+            most_inline,
+        )
+        self._send, self._now_ns = send, now_ns
         self._transfers, self._meter = transfers, meter
         self._cluster = settings.cluster
         self._running: dict[str, Running] = {}
@@ -280,7 +253,7 @@ class Intake:
         try:
             if self.draining:
                 raise LEAVING
-            result = await self._answer(running, item, carried, aged_s)
+            result = await self._answering.answer(running, item, carried, aged_s)
         except PenstockError as error:
             result = self._results.failed(item, carried.attempt, error)
             if error.code == POISON:
@@ -295,82 +268,6 @@ class Intake:
             result = msgspec.structs.replace(result, penstock=outcome)
         self._meter.ended(item.model_id, item.operation, (time.monotonic_ns() - began_ns) / 1e9)
         self._finish(running, encode(result))
-
-    async def _answer(self, running: Running, item: Item, carried: Carried, aged_s: float) -> ItemResult:
-        arrived_ns = time.monotonic_ns()
-        until_ns = deadline.after(carried.left_ms / 1e3 - aged_s)
-        start_by_ns = deadline.after(carried.start_left_ms / 1e3 - aged_s)
-        raw_work, payload = await self._inputs(carried)
-        work = read_work(raw_work)
-        scope = scope_of_ids(work.request_id, "", self._settings.limits)
-        scope.deadline_ns = until_ns
-        if carried.start_left_ms < carried.left_ms:
-            scope.start_by_ns = start_by_ns
-        deadline.check(scope.deadline_ns, "before a box had the request")
-        if self._models.is_told and work.model not in self._models.catalog:
-            # Boxes may differ in their models, and the queue gives an item to any of them.
-            self._meter.lacks(work.model)
-            raise NoReplica("the box does not serve this model", retry_after_s=1)
-        if not self._models.is_loaded(work.model):
-            self._meter.loads(work.model)
-        if carried.kind == ENSURE:
-            await self._models.ensure_loaded(work.model, scope.deadline_ns, carried.others)
-            return self._results.answered(
-                item, EMPTY, self._results.outcome(carried, "cpu", encode(EMPTY)), ""
-            )
-        _check(carried.kind, work)
-        if carried.kind == TEXT:
-            run = self._texts.run(running.name, running.router, scope, work, payload)
-        else:
-            run = self._engine.run(scope, work, payload or None)
-        with await run as answer:
-            result, *views = answer.parts()
-            trace = None if result.trace is None else shifted(result.trace, -arrived_ns)
-            plain = msgspec.structs.replace(result, block=None, trace=trace)
-            parts, sizes = self._copied([memoryview(encode(plain)), *views])
-            answer.check()
-        outcome = await self._told(running, carried, parts, sizes, answer.uuid)
-        return self._results.answered(item, plain, outcome, answer.worker)
-
-    def _copied(self, parts: list[memoryview]) -> tuple[list[bytes], list[int]]:
-        """Copies of the parts of an answer, of large ones a single copy of all; and the sizes of the parts.
-
-        Raises `ResourceExhausted` for more than this box keeps.
-        """
-        sizes, keeps = [part.nbytes for part in parts], self._cluster.keep_result_bytes
-        if sum(sizes) <= self._most_inline():
-            return list(map(bytes, parts)), sizes
-        if sum(sizes) > keeps - SLACK_NBYTES:
-            raise ResourceExhausted(
-                f"the answer has {sum(sizes)} bytes; cluster.keep_result_bytes is {keeps}"
-            )
-        return [b"".join(parts)], sizes
-
-    async def _inputs(self, carried: Carried) -> tuple[bytes | memoryview, bytes | memoryview]:
-        """(work, payload) of an item. Raises `NoReplica` where they are too large for a message and do not come."""
-        large = carried.large
-        if large is None:
-            return carried.work, carried.payload
-        most_nbytes = self._settings.limits.max_body_bytes + MOST_MESSAGE_NBYTES
-        if carried.kind == TEXT:
-            most_nbytes += self._settings.generation.continuation_bytes
-        try:
-            whole = await self._transfers.get(large, carried.router, most_nbytes)
-        except TransferFailed as error:
-            raise NoReplica(f"the inputs did not come: {error.message}", retry_after_s=1) from error
-        return whole[: carried.work_nbytes], whole[carried.work_nbytes :]
-
-    async def _told(
-        self, running: Running, carried: Carried, parts: list[bytes], sizes: list[int], uuid: str
-    ) -> Outcome:
-        """The answer, of which result, data and loose data are `parts`; a single part is offered to the gateway."""
-        if len(parts) > 1:
-            return self._results.outcome(carried, uuid, *parts)
-        running.large = await self._transfers.offer(parts, running.router)
-        bare = self._results.outcome(carried, uuid)
-        return msgspec.structs.replace(
-            bare, large=running.large, result_nbytes=sizes[0], data_nbytes=sizes[1]
-        )
 
     def _finish(self, running: Running, result: bytes) -> None:
         name = running.name
@@ -423,11 +320,13 @@ class Intake:
             return
         mine = [name for name in word.ids if name.startswith(f"{word.router}.")]
         if isinstance(word, Got):
+            self._sequences.confirmed(mine)
             for name in mine:
                 if name in self._kept:
                     self._forget(name)
             self._confirmed.set()
         elif isinstance(word, Drop):
+            (self._sequences.lost if word.lost else self._sequences.confirmed)(mine)
             for name in mine:
                 self._drop(name)
             self._confirmed.set()
@@ -484,15 +383,3 @@ class Intake:
             self._forget(next(iter(self._kept)))
         while self._dropped and next(iter(self._dropped.values())) < now_ns - DROPPED_S * 1e9:
             self._dropped.popitem(last=False)
-
-
-def _check(kind: str, work: Work) -> None:
-    """Raise `Unsupported` for what a bridge does not run, and `InvalidInput` for texts of too many choices."""
-    if kind not in (RUN, TEXT):
-        raise Unsupported(f"items of the kind {kind[:32]!a} are not known to this box")
-    if isinstance(work.call, GenerateCall) != (kind == TEXT):
-        raise Unsupported(f"an item of the kind {kind!a} asks for work of another kind")
-    if work.parts or work.step is not None:
-        raise Unsupported("answers in parts and sequences do not run between hosts yet")
-    if isinstance(work.call, GenerateCall) and not 1 <= work.call.n <= MAX_CHOICES:
-        raise InvalidInput(f"n: {work.call.n} is not in 1 to {MAX_CHOICES}")

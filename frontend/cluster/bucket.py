@@ -26,8 +26,9 @@ from nats.js.kv import KeyValue
 from frontend.cluster.broker import Broker, readable
 from ipc.logs import Seldom
 from ipc.wire import cluster_parts as parts
-from ipc.wire.cluster import MOST_MESSAGE_NBYTES, BoxRow, Row, encode, read_row
+from ipc.wire.cluster import MOST_MESSAGE_NBYTES, BoxRow, ModelRow, Row, encode, read_row
 from ipc.wire.cluster_names import Names, row_key
+from ipc.wire.messages import ModelStatus
 
 log = logging.getLogger(__name__)
 
@@ -121,6 +122,50 @@ async def create(broker: Broker, name: str, ttl_s: float | None) -> KeyValue:
         bucket=name, history=1, ttl=ttl_s, storage=StorageType.FILE, replicas=broker.replicas
     )
     return await broker.client.jetstream(timeout=TIMEOUT_S).create_key_value(wanted)
+
+
+class Rows:
+    """What the bucket says of one box."""
+
+    def __init__(self) -> None:
+        self.box: BoxRow | None = None
+        self.models: dict[str, ModelRow] = {}
+        """By key."""
+        self._states: dict[str, dict[str, ModelStatus]] | None = None
+
+    def put(self, key: str, row: Row | None) -> None:
+        """Take in a row that was written, or None for a row that was removed."""
+        self._states = None
+        if isinstance(row, BoxRow):
+            self.box = row
+        elif row is not None:
+            self.models[key] = row
+        elif "." in key:
+            self.models.pop(key, None)
+        else:
+            self.box = None
+
+    def of(self, model: str) -> ModelRow | None:
+        """The row of an entry by its id, if the present life of the box has put it."""
+        if self.box is None:
+            return None
+        row = self.models.get(row_key(self.box.box, model))
+        return row if row is not None and row.life == self.box.life else None
+
+    @property
+    def states(self) -> dict[str, dict[str, ModelStatus]]:
+        """States of each model, by its id and the names of the workers that are up."""
+        # PERF: every request asks; rows change seldom.
+        if self._states is None:
+            self._states = {}
+            workers = self.box.workers if self.box is not None else []
+            up = {worker.name for worker in workers if worker.state == "ready"}
+            for entry in self.box.models if self.box is not None else ():
+                row = self.of(entry)
+                for worker in up & row.states.keys() if row is not None else ():
+                    for status in row.states[worker]:  # type: ignore[union-attr]
+                        self._states.setdefault(status.name, {})[worker] = status
+        return self._states
 
 
 class Follower:

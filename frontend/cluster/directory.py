@@ -17,6 +17,8 @@ from typing import Any
 
 from frontend.cluster.boxes import Box, Boxes
 from frontend.cluster.broker import NO_BROKER
+from frontend.cluster.bucket import Rows
+from frontend.cluster.sequences import Homes
 from frontend.engine.boxes import BUNDLE, profile_of
 from frontend.engine.interface import STATE_ORDER, BoxView, Models, WorkerView, why_failed
 from frontend.engine.streams import homes
@@ -25,19 +27,22 @@ from ipc import deadline
 from ipc.catalog.entries import Catalog, ModelEntry
 from ipc.catalog.option_names import FAMILY_OPTIONS
 from ipc.errors import (
+    STATE_GONE,
     DeadlineExceeded,
     DependencyConflict,
     ModelNotLoaded,
+    NoReplica,
     PenstockError,
     Provisioning,
     QueueUnavailable,
+    SequenceUnknown,
     Unsupported,
+    not_begun,
 )
 from ipc.logs import Seldom
-from ipc.wire.cluster import RUN, TEXT, BoxHealth, BoxRow, ModelRow, Row
+from ipc.wire.cluster import RUN, STEP, TEXT, BoxHealth, BoxRow, Row
 from ipc.wire.cluster_configs import BoxConfigs
-from ipc.wire.cluster_names import row_key
-from ipc.wire.messages import Credits, ModelStatus
+from ipc.wire.messages import Credits, ModelStatus, Work
 from ipc.wire.stats import Stats
 
 log = logging.getLogger(__name__)
@@ -45,50 +50,6 @@ log = logging.getLogger(__name__)
 RETRY_PROVISIONING_S = 120
 TOLD_S = 2.0
 """Time in which the state of a model that a box has loaded arrives."""
-
-
-class Rows:
-    """What the bucket says of one box."""
-
-    def __init__(self) -> None:
-        self.box: BoxRow | None = None
-        self.models: dict[str, ModelRow] = {}
-        """By key."""
-        self._states: dict[str, dict[str, ModelStatus]] | None = None
-
-    def put(self, key: str, row: Row | None) -> None:
-        """Take in a row that was written, or None for a row that was removed."""
-        self._states = None
-        if isinstance(row, BoxRow):
-            self.box = row
-        elif row is not None:
-            self.models[key] = row
-        elif "." in key:
-            self.models.pop(key, None)
-        else:
-            self.box = None
-
-    def of(self, model: str) -> ModelRow | None:
-        """The row of an entry by its id, if the present life of the box has put it."""
-        if self.box is None:
-            return None
-        row = self.models.get(row_key(self.box.box, model))
-        return row if row is not None and row.life == self.box.life else None
-
-    @property
-    def states(self) -> dict[str, dict[str, ModelStatus]]:
-        """States of each model, by its id and the names of the workers that are up."""
-        # PERF: every request asks; rows change seldom.
-        if self._states is None:
-            self._states = {}
-            workers = self.box.workers if self.box is not None else []
-            up = {worker.name for worker in workers if worker.state == "ready"}
-            for entry in self.box.models if self.box is not None else ():
-                row = self.of(entry)
-                for worker in up & row.states.keys() if row is not None else ():
-                    for status in row.states[worker]:  # type: ignore[union-attr]
-                        self._states.setdefault(status.name, {})[worker] = status
-        return self._states
 
 
 Ensure = Callable[[str, int, Collection[str], Choice], Awaitable[None]]
@@ -118,6 +79,9 @@ class ClusterModels(Models):
         """Set before the first request."""
         self.expects: Callable[[str], bool] = lambda pool: False
         """Whether a pool has boxes that may be on their way to it."""
+        self.reserved: Callable[[str], str] = lambda box: ""
+        """The pool that has reserved a box, empty for none."""
+        self.homes = Homes(self._places)
         boxes.on_change = self._note
 
     def take(self, key: str, row: Row | None) -> None:
@@ -203,6 +167,7 @@ class ClusterModels(Models):
         sources = tuple(entries.values())
         if sources != self.catalog.sources:
             self.catalog.replace(Catalog(sources, names=names))
+        self.homes.look()
         self._version += 1
         self._changed.set()
         self._changed = asyncio.Event()
@@ -366,6 +331,38 @@ class ClusterModels(Models):
         fewest = min(texts.get(box.life, 0) for box in boxes)
         near = {box.name: box for box in boxes if texts.get(box.life, 0) <= fewest + homes.STREAMS_APART}
         return near[homes.home(list(near), model, beginning)]
+
+    def _places(self, model: str, choice: Choice) -> tuple[str, ...]:
+        """The places of sequences of a model: one for each configured worker of the boxes of the roster."""
+        pool, entry = self.pool_of(choice), model.partition(":")[0]
+        rows = (rows.box for _, rows in sorted(self._rows.items()) if rows.box is not None)
+        return tuple(
+            f"{box.box}/{slot}"
+            for box in rows
+            if entry in box.models
+            and STEP in box.kinds
+            and choice.bundle in ("", box.bundle)
+            and pool == (self.reserved(box.box) or box.pool)
+            for slot in range(box.slots)
+        )
+
+    def keeper(self, work: Work, tried: Collection[str], choice: Choice) -> tuple[Box | None, int | None]:
+        """The box that keeps a sequence, None while it is down or has refused, and since when; see `Homes.find`."""
+        name, stays_ms = self.homes.find(work, choice)
+        box = self._boxes.by_name.get(name)
+        return (box if box is not None and box.open and box.life not in tried else None), stays_ms
+
+    def why_no_keeper(self, work: Work, choice: Choice) -> PenstockError:
+        """Why a request of a sequence cannot run now."""
+        step = work.step
+        assert step is not None
+        if not self._is_up() or not self.homes.find(work, choice)[0]:
+            return self.why_unavailable(work.model, choice, STEP)
+        if step.start:
+            return NoReplica("the worker of this sequence is not up", retry_after_s=2)
+        config = self.status(work.model).config
+        shown = work.model if config is None else config.name
+        return SequenceUnknown(not_begun(step.id, shown, STATE_GONE))
 
     def workers(self) -> Sequence[WorkerView]:
         """Workers of live boxes, numbered through; a worker's name has its box before it."""

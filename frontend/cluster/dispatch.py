@@ -8,6 +8,9 @@
 5. A text goes directly, and never to two boxes under one id: each box gets it under another. Once pieces of the text
    have come, the loss of the box is the end of the item (`BoxLost`), and whoever reads the text has the rest written.
 
+6. A request of a sequence goes directly to its home, which answers it or nobody. What the box had when it died is lost
+   with the state (`SequenceLost`). If the box is heard again it learns which requests their clients believe lost.
+
 An item that lost two boxes is not given to a third: the input may be what kills them.
 """
 
@@ -17,24 +20,23 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import Protocol
 
 from frontend.cluster.boxes import Box, Boxes
-from frontend.scope import ANY_BOX, Choice
+from frontend.cluster.items import BoxLost, Held
 from ipc.errors import (
     Draining,
     PenstockError,
     QueueUnavailable,
+    SequenceLost,
+    SequenceUnknown,
     Unsupported,
     WorkerCrashed,
-    WorkerLost,
     from_code,
 )
 from ipc.metrics.cluster import Resent, Trouble
 from ipc.settings import Cluster
-from ipc.wire.cluster import IDS_EACH, VERSION, Ask, Claims, Drop, Got, ItemResult, Offer, Outcome, ToBox
-from ipc.wire.messages import Work
+from ipc.wire.cluster import IDS_EACH, VERSION, Ask, Claims, Drop, Got, ItemResult, Outcome, ToBox
 
 MOST_LOSSES = 2
 LOOK_AGAIN_NS = 200_000_000
@@ -51,64 +53,6 @@ BUSY = frozenset(
     ("DRAINING", "MODEL_LOADING", "MODEL_NOT_LOADED", "NO_REPLICA", "QUEUE_FULL", "SHM_EXHAUSTED")
 )
 """Errors of a box, not of an item: another box may do better."""
-
-
-class BoxLost(WorkerLost):
-    """A box that has told a part of a text is gone, or gave the rest back. `suspect`: the box died."""
-
-
-@dataclass(slots=True, eq=False)
-class Held:
-    """One item of this gateway.
-
-    `queued`: the item was published in the queue; `delivered`: some box has pulled the item from there. `boxes` are
-    lives that the item was sent to or that claimed it, `claimed` the lives that claimed it, `tried` the lives that
-    refused it. `acks`: by life, the subject that returns the delivery of a claimed item to the queue. `heard_ns`: time
-    of the last message about the item. `deaths` are boxes that died with the claimed item, in `deaths_alone` of them
-    this gateway had no other item there. `stranded_ns`: since when no box takes the item, 0 while a box has it.
-    `is_text`: the item is a text, of which `pieces` have come in their order.
-    """
-
-    id: str
-    model: str
-    deadline_ns: int
-    future: asyncio.Future[tuple[ItemResult, Outcome]]
-    attempt: int = 0
-    queued: bool = False
-    delivered: bool = False
-    boxes: set[str] = field(default_factory=set)
-    claimed: set[str] = field(default_factory=set)
-    tried: set[str] = field(default_factory=set)
-    acks: dict[str, str] = field(default_factory=dict)
-    losses: int = 0
-    deaths: int = 0
-    deaths_alone: int = 0
-    heard_ns: int = 0
-    stranded_ns: int = 0
-    refusal: PenstockError | None = None
-    choice: Choice = ANY_BOX
-    is_text: bool = False
-    pieces: int = 0
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class Sent(Held):
-    """An item with what its message is made of.
-
-    `work` is the plan as msgpack, of `work_nbytes`. With `large` neither `work` nor `payload` is in the message. Of a
-    text: the `beginning` of its prompt, and the `identity` of the model that has begun to write.
-    """
-
-    kind: str
-    plan: Work
-    work: bytes
-    work_nbytes: int
-    payload: bytes
-    others: list[str]
-    start_by_ns: int
-    large: Offer | None = None
-    beginning: str = ""
-    identity: str = ""
 
 
 class Sender(Protocol):
@@ -152,6 +96,8 @@ class Dispatch:
         """Items in the queue that no box has said to have."""
         self._got: dict[str, list[str]] = {}
         self._dropped: dict[str, list[str]] = {}
+        self._lost: dict[str, list[str]] = {}
+        """By life, requests of sequences that the box may have run although their clients were told otherwise."""
         self.counts: Counter[tuple[str, str]] = Counter()
         """(what, label): lane by `queue` or `direct`, resent by reason, duplicate, dropped and claims without."""
         self.on_ask: Callable[[Iterable[Held]], None] = lambda helds: None
@@ -196,6 +142,7 @@ class Dispatch:
         box = self._choose(held)
         if box is None:
             raise held.refusal or self._why_not(held)
+        self._say_lost(box.life)
         held.attempt += 1
         held.stranded_ns = 0
         self._sender.to_box(held, box)
@@ -245,7 +192,7 @@ class Dispatch:
         """No box takes the item: wait for a box that may begin. Fail after `wait_s`, or at once after a refusal."""
         now_ns = self._now_ns()
         held.stranded_ns = held.stranded_ns or now_ns
-        may_come = held.refusal is None and not isinstance(error, Unsupported)
+        may_come = held.refusal is None and not isinstance(error, (SequenceUnknown, Unsupported))
         if may_come and now_ns - held.stranded_ns < self._wait_ns:
             held.heard_ns = now_ns - self._ask_ns + LOOK_AGAIN_NS
         else:
@@ -299,7 +246,7 @@ class Dispatch:
             error = from_code(
                 result.error_code, result.error, retry_after_s=outcome.retry_after_s, detail=outcome.detail
             )
-            if result.error_code in BUSY:
+            if result.error_code in BUSY and (held.step is None or isinstance(error, Draining)):
                 held.tried.add(box.life)
                 if not isinstance(error, Draining):
                     held.refusal = error
@@ -329,11 +276,13 @@ class Dispatch:
         if large:
             loop.call_soon(self.say_got)
 
-    def retake(self, held: Held, error: PenstockError) -> None:
+    def retake(self, held: Held, life: str, error: PenstockError) -> None:
         """The bytes of an answer did not come: the item runs again, and ends with `error` after two such answers."""
         held.future = asyncio.get_running_loop().create_future()
         held.losses += 1
-        if held.losses >= MOST_LOSSES:
+        if held.step is not None:
+            self._lose(held, life)
+        elif held.losses >= MOST_LOSSES:
             self._fail(held, error)
         else:
             self._again(held, "transfer")
@@ -358,8 +307,11 @@ class Dispatch:
         for item in items:
             held = self.items.get(item)
             if held is not None and life in held.boxes:
+                was_claimed = life in held.claimed
                 self._forget(life, held)
-                if not held.boxes and not held.future.done():
+                if held.step is not None and was_claimed:
+                    self._lose(held, life)
+                elif not held.boxes and not held.future.done():
                     self._again(held, "missing")
 
     def gone(self, life: str, item: str) -> None:
@@ -388,7 +340,9 @@ class Dispatch:
             held.deaths_alone += claimed == [item]
             if held.future.done() or held.boxes:
                 continue
-            if held.losses >= MOST_LOSSES:
+            if held.step is not None:
+                self._lose(held, box.life)
+            elif held.losses >= MOST_LOSSES:
                 self._fail(held, WorkerCrashed("two boxes died while they had this request"))
             elif ack and self._given_back(ack):
                 self.unclaimed.add(item)
@@ -396,6 +350,18 @@ class Dispatch:
                 self.counts["resent", DIED] += 1
             else:
                 self._again(held, DIED)
+
+    def _lose(self, held: Held, life: str) -> None:
+        """A request of a sequence has no answer, and the box may have run it."""
+        assert held.step is not None
+        if not held.future.done():
+            self._lost.setdefault(life, []).append(held.id)
+            self._fail(held, SequenceLost.of(held.step.id))
+
+    def _say_lost(self, life: str) -> None:
+        """Tell a life, if it is alive, which requests are lost."""
+        if life in self._lost and self._boxes.is_alive(life):
+            self._tell(life, Drop, self._lost.pop(life), lost=True)
 
     def _given_back(self, ack: str) -> bool:
         try:
@@ -423,6 +389,9 @@ class Dispatch:
 
     def tick(self) -> None:
         """Ask boxes that have been silent about an item for too long; call this often."""
+        self._lost = {life: lost for life, lost in self._lost.items() if life in self._boxes.by_life}
+        for life in list(self._lost):
+            self._say_lost(life)
         now_ns, asked, texts = self._now_ns(), dict[str, list[str]](), list[Held]()
         for held in list(self.items.values()):
             silent_ns = now_ns - held.heard_ns
@@ -457,13 +426,13 @@ class Dispatch:
         if box.room_s > 0:
             self._again(held, "old")
 
-    def _tell(self, life: str, word: type[Ask | Drop | Got], items: list[str]) -> None:
+    def _tell(self, life: str, word: type[Ask | Drop | Got], items: list[str], **more: bool) -> None:
         box = self._boxes.by_life.get(life)
         if box is None or not box.alive:
             return
         try:
             for at in range(0, len(items), IDS_EACH):
-                self._sender.word(box, word(VERSION, self._router, items[at : at + IDS_EACH]))
+                self._sender.word(box, word(VERSION, self._router, items[at : at + IDS_EACH], **more))
         except QueueUnavailable:
             return
 

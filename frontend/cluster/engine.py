@@ -1,7 +1,7 @@
 """The engine of a gateway: plans become items of the gateway, results become answers.
 
-A request is one item; a large one has been cut before (`pieces`). Generated text has a home (`texts`). Answers in parts
-and sequences need one, which this engine does not give yet: they are refused.
+A request is one item; a large one has been cut before (`pieces`). Generated text (`texts`) and sequences (`sequences`)
+have homes. Answers in parts need one, which this engine does not give yet: they are refused.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ import time
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 
-from frontend.cluster.dispatch import GRACE_NS, Sent
+from frontend.cluster.dispatch import GRACE_NS
 from frontend.cluster.gateway import Gateway, operation_of
+from frontend.cluster.items import Sent
 from frontend.cluster.pieces import CuttingEngine
+from frontend.cluster.sequences import Turns
 from frontend.cluster.texts import ClusterText
 from frontend.cluster.transfers import TransferFailed
 from frontend.engine.answer import Answer, AnswerStream, shifted
@@ -23,9 +25,9 @@ from frontend.engine.interface import Engine, NoBlocks, Payload, bytes_of
 from frontend.scope import ANY_BOX, Choice, RequestScope
 from frontend.server.drain import Drain
 from ipc import deadline
-from ipc.errors import DeadlineExceeded, NoReplica, Unsupported, WorkerCrashed
+from ipc.errors import DeadlineExceeded, NoReplica, SequenceLost, Unsupported, WorkerCrashed
 from ipc.settings import Settings
-from ipc.wire.cluster import ENSURE, MOST_NBYTES, RUN, ItemResult, Offer, Outcome, read_answer
+from ipc.wire.cluster import ENSURE, MOST_NBYTES, RUN, STEP, ItemResult, Offer, Outcome, read_answer
 from ipc.wire.messages import EncodeCall, Work
 
 log = logging.getLogger(__name__)
@@ -38,6 +40,7 @@ class ClusterEngine(Engine):
 
     def __init__(self, gateway: Gateway, drain: Drain) -> None:
         self._gateway, self._drain, self.blocks = gateway, drain, NoBlocks()
+        self._turns = Turns()
         gateway.models.ensure = self.ensure
 
     async def _call(
@@ -66,7 +69,7 @@ class ClusterEngine(Engine):
                     whole = await self._got(sent, outcome, outcome.large)
                     if whole is not None:
                         return result, outcome, whole
-        except WorkerCrashed:
+        except (SequenceLost, WorkerCrashed):
             gateway.judge(sent, payload)
             raise
         except TimeoutError:
@@ -83,9 +86,8 @@ class ClusterEngine(Engine):
             gateway.took("transfers", "", (time.monotonic_ns() - began_ns) / 1e9)
         except TransferFailed as error:
             log.warning("the answer to an item did not come: %s", error.message)
-            gateway.dispatch.retake(
-                sent, NoReplica(f"the answer did not come: {error.message}", retry_after_s=1)
-            )
+            missing = NoReplica(f"the answer did not come: {error.message}", retry_after_s=1)
+            gateway.dispatch.retake(sent, outcome.life, missing)
             return None
         except asyncio.CancelledError:
             gateway.dispatch.got(outcome.life, sent.id, large=True)
@@ -95,13 +97,13 @@ class ClusterEngine(Engine):
 
     async def run(self, scope: RequestScope, work: Work, payload: Payload = None) -> Answer:
         """Run planned work on a box; see `Engine.run`. The answer lies in private memory."""
-        if work.step is not None:
-            raise Unsupported(f"a sequence {NO_HOME}")
         raw = bytes(bytes_of(payload))
         began_ns = time.monotonic_ns()
-        result, outcome, whole = await self._call(
-            RUN, work, raw, scope.deadline_ns, scope.waits_until_ns, choice=scope.choice
-        )
+        kind = RUN if work.step is None else STEP
+        async with self._turns.take(work, scope.waits_until_ns):
+            result, outcome, whole = await self._call(
+                kind, work, raw, scope.deadline_ns, scope.waits_until_ns, choice=scope.choice
+            )
         at, end = outcome.result_nbytes, outcome.result_nbytes + outcome.data_nbytes
         if whole is None:
             found, data, loose = (memoryview(part) for part in (outcome.result, outcome.data, outcome.loose))

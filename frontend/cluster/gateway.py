@@ -21,7 +21,8 @@ from nats.aio.msg import Msg
 from frontend.cluster.boxes import Box, Boxes
 from frontend.cluster.broker import Broker, lasting, readable
 from frontend.cluster.directory import ClusterModels
-from frontend.cluster.dispatch import MOST_LOSSES, Dispatch, Held, Sent
+from frontend.cluster.dispatch import MOST_LOSSES, Dispatch
+from frontend.cluster.items import Held, Sent
 from frontend.cluster.queue import Queues
 from frontend.cluster.state import GatewayState
 from frontend.cluster.texts import Texts
@@ -29,12 +30,13 @@ from frontend.cluster.transfers import Transfers
 from frontend.scope import ANY_BOX, Choice
 from ipc import deadline
 from ipc.catalog.entries import Catalog
-from ipc.errors import InvalidInput
+from ipc.errors import InvalidInput, PenstockError
 from ipc.logs import Seldom
 from ipc.settings import Settings
 from ipc.wire.cluster import (
     ENSURE,
     RUN,
+    STEP,
     TEXT,
     VERSION,
     BoxBeat,
@@ -95,7 +97,7 @@ class Gateway:
             self.boxes,
             self,
             self._choose,
-            lambda held: self.models.why_unavailable(held.model, held.choice, TEXT if held.is_text else RUN),
+            self._why_not,
             settings.limits.restart_wait_s,
         )
         self.texts = Texts(self, settings.generation, on_carried, on_kept)
@@ -236,6 +238,7 @@ class Gateway:
             work_nbytes=sent.work_nbytes,
             large=sent.large,
             others=sent.others,
+            stays_ms=sent.stays_ms,
         )
         return encode(
             Item(
@@ -254,11 +257,20 @@ class Gateway:
 
     def _choose(self, held: Held) -> Box | None:
         """The best open box for an item outside of the lives that it tried."""
+        assert isinstance(held, Sent)
+        if held.step is not None:
+            box, held.stays_ms = self.models.keeper(held.plan, held.tried, held.choice)
+            return box
         if not held.is_text:
             return self.models.choose(held.model, held.tried, held.choice)
-        assert isinstance(held, Sent)
         texts = self.texts.at_boxes
         return self.models.home(held.model, held.tried, held.choice, held.beginning, texts, held.identity)
+
+    def _why_not(self, held: Held) -> PenstockError:
+        assert isinstance(held, Sent)
+        if held.step is not None:
+            return self.models.why_no_keeper(held.plan, held.choice)
+        return self.models.why_unavailable(held.model, held.choice, TEXT if held.is_text else RUN)
 
     def item(
         self,
@@ -277,7 +289,7 @@ class Gateway:
         try:
             encoded = encode(work)
             if kind != ENSURE and self.poison:
-                self.poison.check(work.model, work.call, payload if kind == RUN else b"")
+                self.poison.check(work.model, work.call, payload if kind in (RUN, STEP) else b"")
         except _UNSAYABLE as error:
             raise InvalidInput(f"the request has a value that no message can hold: {error}") from error
         return Sent(
@@ -293,6 +305,7 @@ class Gateway:
             others=list(others),
             start_by_ns=start_by_ns,
             choice=choice,
+            step=work.step,
         )
 
     async def offer(self, sent: Sent) -> None:

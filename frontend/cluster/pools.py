@@ -69,6 +69,8 @@ class ClusterPools(rules.Pools):
         """Told of a pool that is there no more, whoever removed the pool."""
         self.on_left: Callable[[str], None] = lambda name: None
         """Told when the last box has left such a pool, so that nobody makes its queue again."""
+        self.on_read: Callable[[], None] = lambda: None
+        """Told after each change of the pools."""
         self._left: set[str] = set()
         shared.on_change = self._changed
 
@@ -76,6 +78,11 @@ class ClusterPools(rules.Pools):
         """Whether a pool was given a box, which may have yet to hear of that."""
         pool = self._shared.value.pools.get(name)
         return pool is not None and bool(pool.boxes)
+
+    def pool_with(self, box: str) -> str:
+        """The pool that was given a box, empty for none."""
+        pools = self._shared.value.pools.items()
+        return next((name for name, pool in pools if box in pool.boxes), "")
 
     def counts(self) -> dict[tuple[str, str], float]:
         """For `GatewayMeter`: what was done with pools, and boxes that pools need, by machine profile and bundle."""
@@ -103,6 +110,7 @@ class ClusterPools(rules.Pools):
             lease = self._leases.get(name)
             if lease is None or (lease.life, lease.renewals) != (pool.life, pool.renewals):
                 self._leases[name] = Lease(pool.life, pool.renewals, now_ns)
+        self.on_read()
         self._more.set()
 
     def _is_expired(self, name: str, pool: Pool) -> bool:

@@ -37,7 +37,8 @@ class GatewayState:
         others = SharedPoison(broker, names, self.poison)
         loops = follower.run, shared.run, self.pools.run, *self.configs.loops, *others.loops, self._age
         self.loops: Sequence[Callable[[], Awaitable[None]]] = loops
-        models.expects = self.pools.has_boxes
+        models.expects, models.reserved = self.pools.has_boxes, self.pools.pool_with
+        self.pools.on_read = models.homes.look
 
     async def _age(self) -> None:
         """End verdicts on inputs when their time has passed."""

@@ -24,7 +24,8 @@ from typing import Protocol
 
 from frontend.cluster.boxes import Box, Boxes
 from frontend.cluster.broker import readable
-from frontend.cluster.dispatch import GRACE_NS, BoxLost, Dispatch, Held, Sent
+from frontend.cluster.dispatch import GRACE_NS, Dispatch
+from frontend.cluster.items import BoxLost, Held, Sent
 from frontend.engine.events import Pace, Past
 from frontend.engine.streams import homes
 from frontend.engine.streams.carrying import CarriedText

@@ -24,9 +24,10 @@ from ipc.wire.messages import ModelStatus, Result, Work
 from ipc.wire.stats import Stats
 
 VERSION = 1
-RUN, ENSURE, TEXT = "run", "ensure", "text"
-"""Kinds of items: run the work; have the model of the work loaded; write text, told in pieces before the result."""
-FIRST_KINDS, KINDS = (RUN, ENSURE), (RUN, ENSURE, TEXT)
+RUN, ENSURE, TEXT, STEP = "run", "ensure", "text", "step"
+"""Kinds of items: run the work; have the model of the work loaded; write text, told in pieces before the result; run a
+request of a sequence."""
+FIRST_KINDS, KINDS = (RUN, ENSURE), (RUN, ENSURE, TEXT, STEP)
 """Kinds that each box of this version takes, and those that boxes of this program take."""
 MOST_MESSAGE_NBYTES = 8 << 20
 """Messages above this are not looked at; brokers bound them, too."""
@@ -36,6 +37,8 @@ MOST_CHUNK_NBYTES = 256 << 10
 """Largest part of the bytes of an offer in one message."""
 MOST_IDS = 4096
 """Most ids that a word may have."""
+MOST_SLOTS = 1024
+"""Most workers of a box that count for its share of sequences."""
 IDS_EACH = 256
 """Ids that a word is sent with: each with the subject of its delivery, they fit into messages of 64 KiB."""
 
@@ -77,8 +80,9 @@ class Carried(msgspec.Struct, frozen=True):
     """Our own part of an item.
 
     `work` is the planned work as msgpack, without deadlines, and `payload` its raw tensors. With `large` both are
-    empty: the bytes there are the work, of `work_nbytes`, and behind the work the payload. `kind` is `RUN`, `ENSURE` or
-    `TEXT`, whose payload is a `Before`; `others` are models of which one will do for `ENSURE`.
+    empty: the bytes there are the work, of `work_nbytes`, and behind the work the payload. `kind` is one of `KINDS`. The
+    payload of `TEXT` is a `Before`; `others` are models of which one will do for `ENSURE`. `stays_ms` of `STEP`: for how
+    long the gateway has known the box as the home of the sequence, None for always.
     """
 
     v: int
@@ -92,6 +96,7 @@ class Carried(msgspec.Struct, frozen=True):
     work_nbytes: Annotated[int, msgspec.Meta(ge=0)] = 0
     large: Offer | None = None
     others: list[str] = []
+    stays_ms: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
 
 class Item(msgspec.Struct, frozen=True):
@@ -207,10 +212,14 @@ class Got(Message, frozen=True, tag="got"):
 
 
 class Drop(Message, frozen=True, tag="drop"):
-    """Nobody waits for these items any more; also for items that have yet to come to the box."""
+    """Nobody waits for these items any more; also for items that have yet to come to the box.
+
+    `lost`: clients were told that their requests are lost, each with the state of its sequence.
+    """
 
     router: str
     ids: Ids
+    lost: bool = False
 
 
 class Ask(Message, frozen=True, tag="ask"):
@@ -294,7 +303,7 @@ class BoxRow(Message, frozen=True, tag="box_row"):
 
     `pool` is that of its settings; `profile` is its machine profile, in lower case, empty where the settings name none.
     `configs` is None for a box that knows nothing of configurations. `kinds` are those of the items that the box takes:
-    kinds that came later than the version of the protocol need no other version.
+    kinds that came later than the version of the protocol need no other version. `slots` are the configured workers.
     """
 
     box: str
@@ -307,6 +316,7 @@ class BoxRow(Message, frozen=True, tag="box_row"):
     profile: str = ""
     configs: BoxConfigs | None = None
     kinds: tuple[str, ...] = FIRST_KINDS
+    slots: Annotated[int, msgspec.Meta(ge=1, le=MOST_SLOTS)] = 1
 
 
 class ModelRow(Message, frozen=True, tag="model_row"):

@@ -7,12 +7,13 @@ for nobody: a test ends a box by `die`, or moves the clocks of the ends.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from frontend.bridge.bridge import Bridge
@@ -20,20 +21,23 @@ from frontend.bridge.meter import Meter
 from frontend.cluster.broker import Broker
 from frontend.cluster.engine import ClusterEngine
 from frontend.cluster.gateway import Gateway
+from frontend.cluster.texts import TELL_EVERY_S
 from frontend.engine.answer import Answer
 from frontend.engine.events import Event, Finished, Generation, Mark, Pace, Past
-from frontend.engine.interface import NoBlocks, WorkerView
+from frontend.engine.interface import NoBlocks, Payload, WorkerView
 from frontend.engine.poison import PoisonList
 from frontend.scope import RequestScope, scope_of_ids
 from frontend.server.drain import Drain
 from ipc.catalog.entries import Catalog, HubSource, ModelEntry
 from ipc.errors import PenstockError
+from ipc.memory.tensors import layout
 from ipc.metrics.cluster import BridgeMetrics
 from ipc.settings import Cluster, Settings
 from ipc.settings import Generation as GenerationSettings
 from ipc.wire.cluster import VERSION, BoxBeat, ModelRow
 from ipc.wire.messages import Credits, GenerateCall, ModelStatus, Result, Timing, Work
 from tests.fakes.generation import TextOnly
+from tests.harness.server import PATIENCE_S
 
 MODEL = "m"
 IDENTITY = "identity"
@@ -85,15 +89,50 @@ class PlayedText(Generation):
         self._steps.put_nowait(error)
 
 
+class PlayedRun:
+    """Work with one answer, which a test gives."""
+
+    def __init__(self, work: Work) -> None:
+        self.work, self.was_cancelled = work, False
+        self._answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+
+    async def answer(self) -> Answer:
+        """What the test says. Raises the error that the test says."""
+        try:
+            return await self._answer
+        except asyncio.CancelledError:
+            self.was_cancelled = True
+            raise
+
+    def say(self, number: int) -> None:
+        """The answer is a tensor OUTPUT with one number."""
+        refs, nbytes = layout([("OUTPUT", "int32", [1, 1])])
+        data = memoryview(np.int32(number).tobytes().ljust(nbytes, b"\0"))
+        result = Result(1, None, refs, [], [], [], Timing(1, 2, 3, 4))
+        self._answer.set_result(Answer(result, data, worker="worker-0", uuid="cpu"))
+
+    def fail(self, error: PenstockError) -> None:
+        """The work ends with an error."""
+        self._answer.set_exception(error)
+
+
 class PlayedEngine(TextOnly):
     """The engine of a box. `texts` are those that have begun; `refusals` are raised first, one by one."""
 
     def __init__(self) -> None:
         self.texts: list[PlayedText] = []
+        self.runs: list[PlayedRun] = []
         self.refusals: list[PenstockError] = []
         self.keeps = True
         self.scopes: list[RequestScope] = []
         self.blocks = NoBlocks()
+
+    async def run(self, scope: RequestScope, work: Work, payload: Payload = None) -> Answer:
+        self.scopes.append(scope)
+        if self.refusals:
+            raise self.refusals.pop(0)
+        self.runs.append(PlayedRun(work))
+        return await self.runs[-1].answer()
 
     @asynccontextmanager
     async def generate(
@@ -154,13 +193,34 @@ class Joined:
             if broker.up and _matches(listens_on, subject):
                 handler(SimpleNamespace(subject=subject, data=data, reply="", headers=None))
 
+    def add(self, name: str) -> None:
+        """One box more, which begins."""
+        self.engines[name] = PlayedEngine()
+        self.begin(name)
+
+    def leave(self, name: str) -> None:
+        """The brokers have forgotten the rows of a box."""
+        for key in self.bridges[name]._rows():
+            self.gateway.models.take(key, None)
+
+    def join(self, name: str) -> None:
+        """The brokers have the rows of a box again."""
+        for key, row in self.bridges[name]._rows().items():
+            self.gateway.models.take(key, row)
+        self.beat(name)
+
     def begin(self, name: str) -> None:
         """A life of a box begins, with the model loaded."""
         catalog = Catalog((ModelEntry(MODEL, HubSource(MODEL)),))
         models = {MODEL: ModelStatus(MODEL, "loaded", identity=IDENTITY)}
         worker = WorkerView("worker-0", 0, "ready", True, True, "cpu", 1, models, Credits(1, 0, 1.0), None)
         directory = SimpleNamespace(
-            workers=lambda: [worker], catalog=catalog, version=1, is_told=True, is_loaded=lambda model: True
+            workers=lambda: [worker],
+            catalog=catalog,
+            version=1,
+            is_told=True,
+            is_loaded=lambda model: True,
+            status=models.__getitem__,
         )
         settings = Settings(cluster=Cluster(urls=CLUSTER.urls, box=name))
         bridge = Bridge(
@@ -169,9 +229,7 @@ class Joined:
         bridge.broker.up = bridge._namesakes.is_alone = True
         self.bridges[name] = bridge
         self.gateway.models._is_read = True
-        for key, row in bridge._rows().items():
-            self.gateway.models.take(key, row)
-        self.beat(name)
+        self.join(name)
 
     def tell_models(self, name: str, identity: str) -> None:
         """The gateway hears that a box has another model under the same name from now on."""
@@ -220,6 +278,31 @@ class Joined:
     def scope(self) -> RequestScope:
         """The scope of a request."""
         return scope_of_ids("req_1", "", Settings().limits)
+
+
+Scene = Callable[[Joined], Awaitable[None]]
+
+
+def play(monkeypatch: pytest.MonkeyPatch, scene: Scene, *boxes: str, **generation: Any) -> None:
+    """Run a scene; afterwards nothing of it is left in the gateway and in boxes that live."""
+
+    async def whole() -> None:
+        joined = Joined(monkeypatch, *boxes, generation=GenerationSettings(**generation))
+        async with asyncio.timeout(PATIENCE_S):
+            await scene(joined)
+        await turn()
+        gateway = joined.gateway
+        assert not gateway.dispatch.items and not len(gateway.texts) and not joined.kept_nbytes
+        await asyncio.sleep(2 * TELL_EVERY_S)
+        await turn()
+        for bridge in joined.bridges.values():
+            if bridge.broker.up:
+                intake = bridge.intake
+                assert not len(intake) and not intake.kept and not len(intake._texts)
+                assert not len(intake._sequences), "items that nobody has confirmed"
+        gateway.queues.close()
+
+    asyncio.run(whole())
 
 
 def _matches(listens_on: str, subject: str) -> bool:

@@ -29,7 +29,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
-from ipc.errors import QueueFull, SequenceUnknown, UnexpectedOutput, not_begun
+from ipc.errors import NEVER_BEGUN, QueueFull, SequenceUnknown, UnexpectedOutput, not_begun
 from ipc.wire.messages import InferCall, ItemError, Step
 from workers.adapters.base import Adapter
 from workers.adapters.shared.slot_batch import check_step
@@ -43,7 +43,6 @@ Key = tuple[str, int | str]
 """Caller and correlation id."""
 MAX_LOST = 1024
 """Ids of lost sequences that are remembered, so that their next request is told why."""
-_NEVER = "it did not begin here, or it has ended"
 _VOID = "its START request did not succeed"
 
 
@@ -120,7 +119,7 @@ class SlotTable:
         key = (job.work.caller, step.id)
         sequence = self._by_id.get(key)
         if not step.start and (sequence is None or not sequence.open):
-            raise self._unknown(step.id, self._lost.get(key, _NEVER))
+            raise self._unknown(step.id, self._lost.get(key, NEVER_BEGUN))
         if sequence is None:
             sequence = self._begin(step.id, job.work.caller)
         turn = Turn(job, sequence, step.start, step.end, restarts=step.start and sequence.open)

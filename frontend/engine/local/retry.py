@@ -267,10 +267,7 @@ class Retries:
         assert isinstance(error, WorkerLost) and attempts.work.step is not None
         if error.suspect:
             self.suspect(attempts, alone=attempts.suspect)
-        name = attempts.work.step.id
-        raise SequenceLost(
-            f"the worker was lost, and with it the state of sequence {name!a}, which must begin again"
-        ) from error
+        raise SequenceLost.of(attempts.work.step.id) from error
 
 
 Action = Callable[[Retries, Attempts, Channel, PenstockError], Awaitable[bool]]

@@ -30,6 +30,7 @@ from frontend.engine.streams.homes import STREAMS_APART, beginning_of, home
 from ipc import deadline
 from ipc.catalog.model_config import ModelConfig
 from ipc.errors import (
+    STATE_GONE,
     ModelLoading,
     ModelNotLoaded,
     NoReplica,
@@ -313,7 +314,7 @@ def keeper(
     if not step.start and not any(may_keep_state(home) for home in homes):
         config = _config(channels, model)
         name = model if config is None else config.name
-        raise SequenceUnknown(not_begun(step.id, name, "its worker has gone, and its state with it"))
+        raise SequenceUnknown(not_begun(step.id, name, STATE_GONE))
     if slot is None:
         raise explain(channels, model, on_demand=on_demand)
     chosen = by_slot.get(slot)

@@ -25,6 +25,7 @@ from ipc.wire.cluster import (
     ENSURE,
     IDS_EACH,
     RUN,
+    STEP,
     TEXT,
     VERSION,
     Ask,
@@ -382,6 +383,7 @@ def test_what_cannot_run_between_hosts_is_refused_by_name() -> None:
         step = Work("m", InferCall([], [], step=Step(1, True)), 0, 1, "q")
         refused = [
             stage.item(1, work=step),
+            stage.item(9, kind=STEP),
             stage.item(2, work=msgspec.structs.replace(WORK, parts=8)),
             stage.item(3, kind="dance"),
             stage.item(4, kind="\x00"),
@@ -393,7 +395,7 @@ def test_what_cannot_run_between_hosts_is_refused_by_name() -> None:
         for item in refused:
             stage.intake.take(item)
         await stage.turn()
-        expected = ["UNSUPPORTED"] * 4 + ["INVALID_INPUT"] * 4
+        expected = ["UNSUPPORTED"] * 5 + ["INVALID_INPUT"] * 4
         assert [result.error_code for result in stage.results] == expected
         assert not stage.engine.runs
 

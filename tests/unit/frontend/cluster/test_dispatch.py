@@ -8,7 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from frontend.cluster.boxes import SHOWN_S, Box, Boxes
-from frontend.cluster.dispatch import Dispatch, Held
+from frontend.cluster.dispatch import Dispatch
+from frontend.cluster.items import Held
 from ipc.errors import (
     Draining,
     NoReplica,
@@ -536,11 +537,11 @@ def test_an_answer_whose_bytes_do_not_come_is_no_answer() -> None:
         await asyncio.sleep(0)
         assert held.future.done() and not stage.words
         stage.boxes.by_name["a"].draining = True
-        stage.dispatch.retake(held, NoReplica("no bytes"))
+        stage.dispatch.retake(held, "a1", NoReplica("no bytes"))
         assert stage.sent[-1] == ("r.1", "b1") and stage.dispatch.counts["resent", "transfer"] == 1
         stage.answer("b1")
         assert held.future.result()[1].life == "b1"
-        stage.dispatch.retake(held, NoReplica("no bytes again"))
+        stage.dispatch.retake(held, "a1", NoReplica("no bytes again"))
         assert isinstance(held.future.exception(), NoReplica) and len(stage.sent) == 2
 
     asyncio.run(scene())

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from frontend.bridge.results import Results
-from frontend.cluster.dispatch import Sent
 from frontend.cluster.engine import ClusterEngine
 from frontend.cluster.gateway import Gateway
+from frontend.cluster.items import Sent
 from frontend.cluster.transfers import Transfers
 from frontend.engine.boxes import GatewayMeter
 from frontend.server.drain import Drain

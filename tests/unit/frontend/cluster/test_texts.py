@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 
 from frontend.bridge.intake import REST_S
 from frontend.bridge.texts import MOST_NCHARS, PIECE_NBYTES
-from frontend.cluster.dispatch import BoxLost
+from frontend.cluster.items import BoxLost
 from frontend.cluster.texts import TELL_EVERY_S, ClusterText
 from frontend.engine.events import (
     Arguments,
@@ -45,16 +44,14 @@ from ipc.errors import (
     WorkerLost,
 )
 from ipc.metrics.registry import FrontendMetrics
-from ipc.settings import Generation, Settings
+from ipc.settings import Settings
 from ipc.wire.cluster import FIRST_KINDS, KINDS, VERSION, Taken, encode, read_result, read_to_box
 from ipc.wire.cluster_names import texts
 from ipc.wire.cluster_text import Pieces, read_pieces
 from ipc.wire.messages import Work
 from ipc.wire.streams import HELD, TEXT, WINDOW_NBYTES, Deltas, PromptToken, TokenLogprob
-from tests.fakes.joined_cluster import IDENTITY, MODEL, Joined, turn
-from tests.harness.server import PATIENCE_S
+from tests.fakes.joined_cluster import IDENTITY, MODEL, Joined, play, turn
 
-Scene = Callable[[Joined], Awaitable[None]]
 DONE = Finished(0, "stop", None, 2)
 ENDED = Ended(5, 2, 0, 3)
 
@@ -115,26 +112,6 @@ def only(joined: Joined) -> str:
     }
     [name] = (name for name in writing if joined.bridges[name].broker.up)
     return name
-
-
-def play(monkeypatch: pytest.MonkeyPatch, scene: Scene, *boxes: str, **generation: Any) -> None:
-    """Run a scene; afterwards nothing of it is left in the gateway and in boxes that live."""
-
-    async def whole() -> None:
-        joined = Joined(monkeypatch, *boxes, generation=Generation(**generation))
-        async with asyncio.timeout(PATIENCE_S):
-            await scene(joined)
-        await turn()
-        gateway = joined.gateway
-        assert not gateway.dispatch.items and not len(gateway.texts) and not joined.kept_nbytes
-        await asyncio.sleep(2 * TELL_EVERY_S)
-        await turn()
-        for bridge in joined.bridges.values():
-            if bridge.broker.up:
-                assert not len(bridge.intake) and not bridge.intake.kept and not len(bridge.intake._texts)
-        gateway.queues.close()
-
-    asyncio.run(whole())
 
 
 def test_all_that_an_engine_tells_arrives_in_order(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,72 @@
+"""One item of a gateway until its answer is there: what `dispatch` notes of it, and what its message is made of."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from frontend.scope import ANY_BOX, Choice
+from ipc.errors import PenstockError, WorkerLost
+from ipc.wire.cluster import ItemResult, Offer, Outcome
+from ipc.wire.messages import Step, Work
+
+
+class BoxLost(WorkerLost):
+    """A box that has told a part of a text is gone, or gave the rest back. `suspect`: the box died."""
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """One item of this gateway.
+
+    `queued`: the item was published in the queue; `delivered`: some box has pulled the item from there. `boxes` are
+    lives that the item was sent to or that claimed it, `claimed` the lives that claimed it, `tried` the lives that
+    refused it. `acks`: by life, the subject that returns the delivery of a claimed item to the queue. `heard_ns`: time
+    of the last message about the item. `deaths` are boxes that died with the claimed item, in `deaths_alone` of them
+    this gateway had no other item there. `stranded_ns`: since when no box takes the item, 0 while a box has it.
+    `is_text`: the item is a text, of which `pieces` have come in their order. `step`: its place in a sequence.
+    """
+
+    id: str
+    model: str
+    deadline_ns: int
+    future: asyncio.Future[tuple[ItemResult, Outcome]]
+    attempt: int = 0
+    queued: bool = False
+    delivered: bool = False
+    boxes: set[str] = field(default_factory=set)
+    claimed: set[str] = field(default_factory=set)
+    tried: set[str] = field(default_factory=set)
+    acks: dict[str, str] = field(default_factory=dict)
+    losses: int = 0
+    deaths: int = 0
+    deaths_alone: int = 0
+    heard_ns: int = 0
+    stranded_ns: int = 0
+    refusal: PenstockError | None = None
+    choice: Choice = ANY_BOX
+    is_text: bool = False
+    pieces: int = 0
+    step: Step | None = None
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Sent(Held):
+    """An item with what its message is made of.
+
+    `work` is the plan as msgpack, of `work_nbytes`. With `large` neither `work` nor `payload` is in the message. Of a
+    text: the `beginning` of its prompt, and the `identity` of the model that has begun to write. Of a sequence: for how
+    long its home `stays_ms`, None for always.
+    """
+
+    kind: str
+    plan: Work
+    work: bytes
+    work_nbytes: int
+    payload: bytes
+    others: list[str]
+    start_by_ns: int
+    large: Offer | None = None
+    beginning: str = ""
+    identity: str = ""
+    stays_ms: int | None = None
