@@ -33,33 +33,27 @@ from frontend.bridge.intake import Intake
 from frontend.bridge.meter import Meter
 from frontend.bridge.pooling import Membership
 from frontend.bridge.pulling import Puller
+from frontend.bridge.rows import rows_of
 from frontend.cluster.broker import Broker, lasting, readable
 from frontend.cluster.bucket import ROWS_S, Writer
 from frontend.cluster.poison import SharedPoison
 from frontend.cluster.queue import Maker
 from frontend.cluster.transfers import Transfers
-from frontend.engine.interface import Engine, Models, WorkerView
+from frontend.engine.interface import Engine, Models
 from frontend.engine.poison import PoisonList
-from ipc.catalog.repository import VersionEntry
 from ipc.logs import Seldom
 from ipc.settings import Settings
 from ipc.wire.cluster import (
-    KINDS,
-    MOST_SLOTS,
     VERSION,
     BoxBeat,
     BoxHealth,
-    BoxRow,
     GatewayBeat,
     Item,
-    ModelRow,
-    Row,
-    WorkerRow,
     encode,
     read_beat,
 )
-from ipc.wire.cluster_names import Names, row_key
-from ipc.wire.messages import ModelStatus
+from ipc.wire.cluster_names import Names
+from ipc.wire.cluster_rows import Row
 
 log = logging.getLogger(__name__)
 
@@ -376,56 +370,4 @@ class Bridge:
 
     def _rows(self) -> dict[str, Row]:
         """All rows of this box by key."""
-        workers = self._models.workers()
-        catalog = self._models.catalog
-        rows: dict[str, Row] = {}
-        by_worker = {worker.name: _by_entry(worker) for worker in workers}
-        for entry in catalog.sources:
-            versioned = isinstance(entry, VersionEntry)
-            chosen = self._models.chosen(entry.id.rpartition("@")[0]) if versioned else ()
-            states = {worker: found[entry.id] for worker, found in by_worker.items() if entry.id in found}
-            rows[row_key(self.box, entry.id)] = ModelRow(
-                VERSION,
-                self.life,
-                None if versioned else entry,
-                entry if isinstance(entry, VersionEntry) else None,
-                states,
-                chosen,
-                self._configured.gives(entry.id),
-                self._configured.document(entry.id),
-            )
-        rows[self.box] = BoxRow(
-            VERSION,
-            self.box,
-            self.life,
-            self._cluster.pool,
-            self._cluster.bundle,
-            [_row(worker) for worker in workers],
-            self._models.is_told,
-            [entry.id for entry in catalog.sources],
-            (self._settings.server.machine_profile or self._settings.server.gpu_type).lower(),
-            self._configured.told(),
-            KINDS,
-            min(self._settings.worker_count, MOST_SLOTS),
-        )
-        return rows
-
-
-def _by_entry(worker: WorkerView) -> dict[str, list[ModelStatus]]:
-    """States of a worker's models by the id of their entry, beside which its variants have states of their own."""
-    found: dict[str, list[ModelStatus]] = {}
-    for name, status in worker.models.items():
-        found.setdefault(name.partition(":")[0], []).append(status)
-    return found
-
-
-def _row(worker: WorkerView) -> WorkerRow:
-    return WorkerRow(
-        worker.name,
-        worker.number,
-        worker.state,
-        worker.responsive,
-        worker.preloaded,
-        worker.device,
-        worker.threads,
-    )
+        return rows_of(self._settings, self.life, self._models, self._configured)

@@ -26,8 +26,9 @@ from nats.js.kv import KeyValue
 from frontend.cluster.broker import Broker, readable
 from ipc.logs import Seldom
 from ipc.wire import cluster_parts as parts
-from ipc.wire.cluster import MOST_MESSAGE_NBYTES, BoxRow, ModelRow, Row, encode, read_row
+from ipc.wire.cluster import MOST_MESSAGE_NBYTES, encode
 from ipc.wire.cluster_names import Names, row_key
+from ipc.wire.cluster_rows import BoxRow, ModelRow, Row, read_row
 from ipc.wire.messages import ModelStatus
 
 log = logging.getLogger(__name__)

@@ -40,8 +40,9 @@ from ipc.errors import (
     not_begun,
 )
 from ipc.logs import Seldom
-from ipc.wire.cluster import RUN, STEP, TEXT, BoxHealth, BoxRow, Row
+from ipc.wire.cluster import RUN, STEP, TEXT, BoxHealth
 from ipc.wire.cluster_configs import BoxConfigs
+from ipc.wire.cluster_rows import BoxRow, Row
 from ipc.wire.messages import Credits, ModelStatus, Work
 from ipc.wire.stats import Stats
 

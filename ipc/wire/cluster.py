@@ -1,4 +1,4 @@
-"""Messages between gateways and boxes, and nothing else: items, results, claims, words, signs of life, rows of models.
+"""Messages between gateways and boxes, and nothing else: items, results, claims, words, signs of life.
 
 1. An `Item` and an `ItemResult` are maps with SIE's fields, which any reader of a stream understands, and beside them
    `penstock` with our own part. All other messages are arrays.
@@ -15,12 +15,9 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
-from ipc.catalog.entries import ModelEntry
-from ipc.catalog.repository import VersionEntry
 from ipc.errors import DependencyConflict, ProtocolError
-from ipc.wire.cluster_configs import BoxConfigs
 from ipc.wire.cluster_names import is_id, results
-from ipc.wire.messages import ModelStatus, Result, Work
+from ipc.wire.messages import Result, Work
 from ipc.wire.stats import Stats
 
 VERSION = 1
@@ -37,8 +34,6 @@ MOST_CHUNK_NBYTES = 256 << 10
 """Largest part of the bytes of an offer in one message."""
 MOST_IDS = 4096
 """Most ids that a word may have."""
-MOST_SLOTS = 1024
-"""Most workers of a box that count for its share of sequences."""
 IDS_EACH = 256
 """Ids that a word is sent with: each with the subject of its delivery, they fit into messages of 64 KiB."""
 
@@ -80,9 +75,9 @@ class Carried(msgspec.Struct, frozen=True):
     """Our own part of an item.
 
     `work` is the planned work as msgpack, without deadlines, and `payload` its raw tensors. With `large` both are
-    empty: the bytes there are the work, of `work_nbytes`, and behind the work the payload. `kind` is one of `KINDS`. The
-    payload of `TEXT` is a `Before`; `others` are models of which one will do for `ENSURE`. `stays_ms` of `STEP`: for how
-    long the gateway has known the box as the home of the sequence, None for always.
+    empty: the bytes there are the work, of `work_nbytes`, and behind the work the payload. `kind` is one of `KINDS`.
+    The payload of `TEXT` is a `Before`; `others` are models of which one will do for `ENSURE`. `stays_ms` of `STEP`:
+    for how long the gateway has known the box as the home of the sequence, None for always.
     """
 
     v: int
@@ -286,58 +281,6 @@ class BoxHealth(Message, frozen=True, tag="health"):
     address: str = ""
 
 
-class WorkerRow(msgspec.Struct, array_like=True, frozen=True):
-    """A worker of a box, with the fields of `WorkerView`."""
-
-    name: str
-    number: int
-    state: str
-    responsive: bool
-    preloaded: bool
-    device: str
-    threads: int
-
-
-class BoxRow(Message, frozen=True, tag="box_row"):
-    """A box in the bucket of models: its workers and the ids of its models, whose rows have keys of their own.
-
-    `pool` is that of its settings; `profile` is its machine profile, in lower case, empty where the settings name none.
-    `configs` is None for a box that knows nothing of configurations. `kinds` are those of the items that the box takes:
-    kinds that came later than the version of the protocol need no other version. `slots` are the configured workers.
-    """
-
-    box: str
-    life: str
-    pool: str
-    bundle: str
-    workers: list[WorkerRow]
-    is_told: bool
-    models: list[str]
-    profile: str = ""
-    configs: BoxConfigs | None = None
-    kinds: tuple[str, ...] = FIRST_KINDS
-    slots: Annotated[int, msgspec.Meta(ge=1, le=MOST_SLOTS)] = 1
-
-
-class ModelRow(Message, frozen=True, tag="model_row"):
-    """A model of a box: its entry, one of the two, and by the names of workers the states of all of its variants.
-
-    `chosen`: for a model of a repository, the versions that its files choose. `configured`: the box has the model by a
-    configuration of the cluster alone, whose `document` is there, unless the box has yet to read its files.
-    """
-
-    life: str
-    entry: ModelEntry | None
-    version: VersionEntry | None
-    states: dict[str, list[ModelStatus]]
-    chosen: tuple[int, ...] = ()
-    configured: bool = False
-    document: dict[str, Any] | None = None
-
-
-Row = BoxRow | ModelRow
-
-
 class JudgedInput(Message, frozen=True, tag="judged"):
     """An input on which workers or boxes died, under a digest of the input; the words of `frontend.engine.poison`."""
 
@@ -357,7 +300,6 @@ _beat: msgspec.msgpack.Decoder[BoxBeat | GatewayBeat] = msgspec.msgpack.Decoder(
 _want = msgspec.msgpack.Decoder(Want)
 _health = msgspec.msgpack.Decoder(BoxHealth)
 _judged = msgspec.msgpack.Decoder(JudgedInput)
-_row: msgspec.msgpack.Decoder[Row] = msgspec.msgpack.Decoder(Row)
 
 
 def encode(message: msgspec.Struct) -> bytes:
@@ -498,11 +440,6 @@ def read_beat(data: bytes) -> BoxBeat | GatewayBeat:
 def read_health(data: bytes) -> BoxHealth:
     """The figures of a box. Raises `ProtocolError`."""
     return read_message(_health, data, "figures of a box")
-
-
-def read_row(data: bytes) -> Row:
-    """A row of the bucket of models. Raises `ProtocolError`."""
-    return read_message(_row, data, "row")
 
 
 def read_judged(data: bytes) -> JudgedInput:

@@ -34,7 +34,8 @@ from ipc.memory.tensors import layout
 from ipc.metrics.cluster import BridgeMetrics
 from ipc.settings import Cluster, Settings
 from ipc.settings import Generation as GenerationSettings
-from ipc.wire.cluster import VERSION, BoxBeat, ModelRow
+from ipc.wire.cluster import VERSION, BoxBeat
+from ipc.wire.cluster_rows import ModelRow
 from ipc.wire.messages import Credits, GenerateCall, ModelStatus, Result, Timing, Work
 from tests.fakes.generation import TextOnly
 from tests.harness.server import PATIENCE_S

@@ -13,9 +13,10 @@ from frontend.cluster.broker import Broker
 from frontend.cluster.bucket import Follower, Writer
 from ipc.catalog.entries import HubSource, ModelEntry
 from ipc.settings import Cluster
-from ipc.wire.cluster import MOST_MESSAGE_NBYTES, VERSION, BoxRow, ModelRow, Row
+from ipc.wire.cluster import MOST_MESSAGE_NBYTES, VERSION
 from ipc.wire.cluster_names import Names, row_key
 from ipc.wire.cluster_parts import is_part
+from ipc.wire.cluster_rows import BoxRow, ModelRow, Row
 from tests.harness.broker import broker
 from tests.harness.server import eventually
 

@@ -21,8 +21,16 @@ from ipc.errors import (
     SequenceLost,
     SequenceUnknown,
 )
-from ipc.wire.cluster import VERSION, BoxRow, Claims, Drop, encode, read_item, read_to_box
+from ipc.wire.cluster import (
+    VERSION,
+    Claims,
+    Drop,
+    encode,
+    read_item,
+    read_to_box,
+)
 from ipc.wire.cluster_names import words
+from ipc.wire.cluster_rows import BoxRow
 from ipc.wire.messages import InferCall, Step, Work
 from tests.fakes.joined_cluster import MODEL, Joined, PlayedRun, play, turn
 

@@ -17,9 +17,10 @@ from frontend.cluster.directory import ClusterModels
 from ipc.catalog.entries import Catalog
 from ipc.errors import ConfigRefused, PenstockError
 from ipc.settings import Cluster
-from ipc.wire.cluster import VERSION, BoxBeat, BoxRow, ModelRow, WorkerRow
+from ipc.wire.cluster import VERSION, BoxBeat
 from ipc.wire.cluster_configs import Configuration, entry_of, key_of, read_configuration
 from ipc.wire.cluster_names import Names, row_key
+from ipc.wire.cluster_rows import BoxRow, ModelRow, WorkerRow
 from ipc.wire.messages import ModelStatus
 from tests.harness.broker import broker
 from tests.harness.server import eventually

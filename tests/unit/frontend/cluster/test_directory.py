@@ -14,8 +14,9 @@ from ipc import deadline
 from ipc.catalog.entries import Catalog, HubSource, ModelEntry
 from ipc.errors import DependencyConflict, PenstockError, Provisioning
 from ipc.settings import Cluster
-from ipc.wire.cluster import VERSION, BoxBeat, BoxHealth, BoxRow, ModelRow, WorkerRow
+from ipc.wire.cluster import VERSION, BoxBeat, BoxHealth
 from ipc.wire.cluster_names import row_key
+from ipc.wire.cluster_rows import BoxRow, ModelRow, WorkerRow
 from ipc.wire.messages import ModelStatus
 from ipc.wire.stats import Stats
 

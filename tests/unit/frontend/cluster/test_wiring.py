@@ -15,7 +15,7 @@ from frontend.bridge.bridge import Bridge
 from frontend.bridge.intake import WORKING
 from frontend.bridge.meter import Meter
 from frontend.cluster.broker import Broker
-from frontend.cluster.dispatch import Sent
+from frontend.cluster.items import Sent
 from frontend.cluster.engine import ClusterEngine
 from frontend.cluster.gateway import MOST_UNCLAIMED, Gateway
 from frontend.engine.interface import WorkerView
@@ -31,7 +31,6 @@ from ipc.wire.cluster import (
     RUN,
     VERSION,
     BoxBeat,
-    BoxRow,
     Carried,
     GatewayBeat,
     Item,
@@ -42,6 +41,7 @@ from ipc.wire.cluster import (
 )
 from ipc.wire.cluster_configs import key_of
 from ipc.wire.cluster_names import inbox, row_key
+from ipc.wire.cluster_rows import BoxRow
 from ipc.wire.messages import (
     Credits,
     EncodeCall,

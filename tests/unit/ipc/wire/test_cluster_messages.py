@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from ipc.errors import ProtocolError
-from ipc.wire import cluster
+from ipc.wire import cluster, cluster_rows
 from ipc.wire.cluster import (
     VERSION,
     Ask,
@@ -53,7 +53,7 @@ READERS = [
     cluster.read_from_box,
     cluster.read_to_box,
     cluster.read_beat,
-    cluster.read_row,
+    cluster_rows.read_row,
 ]
 
 
