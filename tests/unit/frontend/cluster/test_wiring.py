@@ -15,9 +15,9 @@ from frontend.bridge.bridge import Bridge
 from frontend.bridge.intake import WORKING
 from frontend.bridge.meter import Meter
 from frontend.cluster.broker import Broker
-from frontend.cluster.items import Sent
 from frontend.cluster.engine import ClusterEngine
 from frontend.cluster.gateway import MOST_UNCLAIMED, Gateway
+from frontend.cluster.items import Sent
 from frontend.engine.interface import WorkerView
 from frontend.engine.poison import PoisonList
 from frontend.scope import scope_of_ids
