@@ -33,6 +33,7 @@ from benchmarks.report import Report, Row
 from benchmarks.serving import answers, frontend_pids, penstock
 from frontend.state.approvals import LOOK_EVERY_S, ApprovalStore, Decision
 from frontend.state.files import FileStore, Origin
+from frontend.state.places import OnDisk
 from frontend.state.sessions import SessionStore
 from ipc.settings import State
 
@@ -217,7 +218,7 @@ async def rows(rounds: int, count: int) -> list[Row]:
     ]
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
-        sessions, stored = SessionStore(place, State()), FileStore(place, State())
+        sessions, stored = SessionStore(OnDisk(place), State()), FileStore(OnDisk(place), State())
         connection = bare_sqlite(place)
         encoded = json.dumps(messages).encode()
 
@@ -248,7 +249,7 @@ async def rows(rounds: int, count: int) -> list[Row]:
 
 async def waiting(place: Path, idle_s: float) -> None:
     """The other process: the processor time of nothing and of waits, then the instant of each decision."""
-    store = ApprovalStore(place, State(approval_wait_s=3600.0))
+    store = ApprovalStore(OnDisk(place), State(approval_wait_s=3600.0))
     ids = [f"w{number}" for number in range(WAITS)]
 
     async def used(pause_s: float) -> float:
@@ -280,7 +281,7 @@ async def decisions(idle_s: float) -> list[Row]:
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:  # noqa: ASYNC220
             assert child.stdout is not None
             without, awake, waits = json.loads(child.stdout.readline())
-            store = ApprovalStore(Path(place), State())
+            store = ApprovalStore(OnDisk(Path(place)), State())
             began: dict[str, float] = {}
             for number in range(WAITS):
                 began[f"w{number}"] = time.monotonic()

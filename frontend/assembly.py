@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 
 from frontend.access_log import HttpCounts
 from frontend.engine.answer import CopyBudget
@@ -44,6 +45,8 @@ class Backend:
     pools: Pools | None = None
     times: Times = no_times
     configs: Configs | None = None
+    state: Callable[..., State] = State
+    """Makes the stores, by default those in the state directory of this host."""
 
 
 def local(services: Services) -> Backend:
@@ -76,7 +79,9 @@ def cluster(services: Services) -> Backend:
     from frontend.cluster.gateway import Gateway
 
     recorder = services.recorder
-    gateway = Gateway(services.settings, services.catalog, recorder.carried_on, recorder.kept_ids)
+    gateway = Gateway(
+        services.settings, services.catalog, recorder.carried_on, recorder.kept_ids, services.slot
+    )
     return Backend(
         engine_of(gateway, services.settings, services.drain),
         gateway.models,
@@ -86,6 +91,7 @@ def cluster(services: Services) -> Backend:
         gateway.pools,
         gateway.times,
         gateway.configs,
+        partial(State, place=gateway.place),
     )
 
 
@@ -126,7 +132,7 @@ def assemble(
     services.tensor_inference = TensorInference(
         services.engine, services.tensor_models, inputs, services.extensions.regions, settings
     )
-    services.state = State(settings)
+    services.state = backend.state(settings)
     services.state.begin()
     backend.begin()
     services.started = True

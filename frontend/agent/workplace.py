@@ -155,7 +155,7 @@ class Workplace:
         if given.file_id:
             try:
                 file = await self.store.get(self.owner, given.file_id)
-                os.close(self.store.open(file))
+                os.close(await self.store.open(file))
             except (FileNotFound, FileElided, FilePlaceholder) as error:
                 if given.required:
                     raise InvalidField(given.field, error.message) from None
@@ -167,7 +167,7 @@ class Workplace:
             # NOTE: clients send a conversation whole, with its files, each time.
             file = await self.store.get(self.owner, id_)
             if file.created + (file.expires - file.created) / 2 > time.time():
-                os.close(self.store.open(file))
+                os.close(await self.store.open(file))
                 return file
         if given.url:
             return await self._fetched(given, id_)
@@ -297,7 +297,7 @@ class Workplace:
         for path, file in self._mounts:
             try:
                 # NOTE: another request of the session may have stored the same bytes anew.
-                fd = self.store.open(await self.store.get(self.owner, file.id))
+                fd = await self.store.open(await self.store.get(self.owner, file.id))
             except FileNotFound:
                 continue
             try:

@@ -286,14 +286,26 @@ class Broker:
         self._told: set[str] = set()
         self._seldom = Seldom(log)
         self._lost_s, self._moved = -SEARCH_S, asyncio.Event()
+        self._subscribing = set[asyncio.Task[None]]()
 
     def start(self) -> None:
         """Connect."""
         self._tasks = [asyncio.get_running_loop().create_task(lasting(self._keep_connected))]
 
     def listen(self, subject: str, handler: Handler) -> None:
-        """Call `handler` for every message; call before `start`. An error of the handler ends that message alone."""
+        """Call `handler` for every message, soon and for ever. An error of the handler ends that message alone."""
         self._listeners.append((subject, handler))
+        if self.up:
+            task = asyncio.get_running_loop().create_task(self._subscribe(subject, handler))
+            self._subscribing.add(task)
+            task.add_done_callback(self._subscribing.discard)
+
+    async def _subscribe(self, subject: str, handler: Handler) -> None:
+        """Subscribe over the present connection; a connection that ends has the next one subscribe."""
+        try:
+            await self.client.listen(subject, handler)
+        except (Error, OSError) as error:
+            self._seldom.warning("a subscription waits for the next connection", repr(error))
 
     @property
     def inline_nbytes(self) -> int:

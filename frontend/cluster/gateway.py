@@ -78,8 +78,9 @@ class Gateway:
         catalog: Catalog,
         on_carried: Callable[[str], None] = lambda outcome: None,
         on_kept: Callable[[int], None] = lambda change: None,
+        slot: int = 0,
     ) -> None:
-        """`on_carried` and `on_kept` as those of `Client`, for texts of boxes.
+        """`on_carried` and `on_kept` as those of `Client`, for texts of boxes; `slot` is the number of this frontend.
 
         Raises `ConfigError` for files of `settings.cluster` that cannot be read.
         """
@@ -102,8 +103,9 @@ class Gateway:
         )
         self.texts = Texts(self, settings.generation, on_carried, on_kept)
         self._numbers = itertools.count(1)
-        self._state = GatewayState(settings, self.broker, self.names, self.models, self.router)
+        self._state = GatewayState(settings, self.broker, self.names, self.models, self.router, slot)
         self.pools, self.configs, self.poison = self._state.pools, self._state.configs, self._state.poison
+        self.place = self._state.place
         self.broker.listen(inbox(self.router), self._answered)
         self.broker.listen(self.names.box_beat("*"), self._beat)
         self.broker.listen(self.names.box_health("*"), self._health)
@@ -158,6 +160,7 @@ class Gateway:
         self.dispatch.say_got()
         await self.transfers.close()
         await self.broker.close()
+        self.place.close()
 
     def _pool_left(self, name: str) -> None:
         task = asyncio.get_running_loop().create_task(self.queues.drop(name))

@@ -1,4 +1,4 @@
-"""What a gateway follows at the brokers: rows of boxes, pools, configurations, refused inputs.
+"""What a gateway follows at the brokers: rows of boxes, pools, configurations, refused inputs, stored objects.
 
 `loops` run as long as the gateway.
 """
@@ -12,6 +12,8 @@ from frontend.cluster.broker import Broker
 from frontend.cluster.bucket import Follower
 from frontend.cluster.configs import ClusterConfigs
 from frontend.cluster.directory import ClusterModels
+from frontend.cluster.lives import GatewayLives
+from frontend.cluster.place import ClusterPlace
 from frontend.cluster.poison import SharedPoison
 from frontend.cluster.pools import ClusterPools
 from frontend.cluster.shared import Shared
@@ -27,15 +29,25 @@ class GatewayState:
     """The state of the cluster at one gateway."""
 
     def __init__(
-        self, settings: Settings, broker: Broker, names: Names, models: ClusterModels, router: str
+        self,
+        settings: Settings,
+        broker: Broker,
+        names: Names,
+        models: ClusterModels,
+        router: str,
+        slot: int,
     ) -> None:
+        """`slot` is the number of this frontend."""
         self.poison = PoisonList(None, settings.limits.poison_ttl_s)
         shared = Shared(broker, names.pools, "pools", read_pools, write_pools, Pools())
         self.pools = ClusterPools(settings.cluster, shared, models, lambda: broker.up)
         self.configs = ClusterConfigs(broker, names, models, router)
+        lives = GatewayLives(broker, names, settings.cluster, router)
+        self.place = ClusterPlace(settings, broker, names, lives, slot)
         follower = Follower(broker, names, models.take, models.read)
         others = SharedPoison(broker, names, self.poison)
-        loops = follower.run, shared.run, self.pools.run, *self.configs.loops, *others.loops, self._age
+        own = follower.run, shared.run, self.pools.run, self._age, self.place.run
+        loops = *own, *self.configs.loops, *others.loops
         self.loops: Sequence[Callable[[], Awaitable[None]]] = loops
         models.expects, models.reserved = self.pools.has_boxes, self.pools.pool_with
         self.pools.on_read = models.homes.look

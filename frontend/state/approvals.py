@@ -18,18 +18,17 @@ import sqlite3
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from frontend.state.content import completed
 from frontend.state.errors import reached
+from frontend.state.places import Place
 from ipc import settings
-from ipc.processes.liveness import is_running, own_identity
-from ipc.store.bell import Bell
-from ipc.store.store import LastingStore, StoreUnreadable
+from ipc.store.store import StoreUnreadable
 
 FILE = "approvals-1.db"
 """The number rises when the tables change."""
+TABLES = {"remembered": ("owner", "session"), "approvals": ("id",)}
 BELL = "approvals.bell"
 LOOK_EVERY_S, LOOK_WITHOUT_BELL_S = 2.0, 0.025
 """Pauses between two looks, with and without a bell to hear."""
@@ -77,12 +76,11 @@ class Decision:
 class ApprovalStore:
     """The decisions of a server. All methods raise `StateUnavailable`; for one event loop."""
 
-    def __init__(self, root: Path, bounds: settings.State) -> None:
-        """`root` is the state directory. Opens nothing yet."""
-        self._path = root / FILE
-        self._rows = LastingStore(self._path, _SCHEMA)
+    def __init__(self, place: Place, bounds: settings.State) -> None:
+        """Opens nothing yet."""
+        self._rows, self._lives = place.rows(FILE, _SCHEMA, TABLES), place.lives
         self._bounds = bounds
-        self._bell = Bell(root / BELL)
+        self._bell = place.bell(BELL)
         self._rung = asyncio.Event()
         self._waiting: dict[str, asyncio.Future[None]] = {}
         self._looking: asyncio.Task[None] | None = None
@@ -90,7 +88,7 @@ class ApprovalStore:
     async def announce(self, owner: str, session: str, id: str) -> None:
         """A decision about `id` will be waited for by this process."""
         until = time.time() + self._bounds.approval_wait_s + _GRACE_S
-        row = (id, owner, session, own_identity(), until)
+        row = (id, owner, session, self._lives.own(), until)
         await reached(self._rows.write(lambda connection: connection.execute(_ANNOUNCE, row)))
 
     async def wait(self, id: str, timeout_s: float) -> Decision:
@@ -123,7 +121,7 @@ class ApprovalStore:
                 try:
                     if (newer := self._rows.version()) != version:
                         waiting = list(self._waiting)
-                        self._wake(waiting, await self._rows.read(_open_here))
+                        self._wake(waiting, await self._rows.read(self._open_here))
                         version = newer
                 except StoreUnreadable:
                     # The decisions come with a later look, or the waits end by their own time.
@@ -131,6 +129,10 @@ class ApprovalStore:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_EVERY_S if hears else LOOK_WITHOUT_BELL_S):
                         await self._rung.wait()
+
+    def _open_here(self, connection: sqlite3.Connection) -> set[str]:
+        """Ids of this process that nobody has decided about."""
+        return {id_ for (id_,) in connection.execute(_OPEN_HERE, (self._lives.own(),))}
 
     def _wake(self, waiting: list[str], still_open: set[str]) -> None:
         """End those waits that have nothing to wait for: their rows are decided or gone."""
@@ -144,7 +146,7 @@ class ApprovalStore:
         def write(connection: sqlite3.Connection) -> Told:
             now = time.time()
             row = connection.execute(_OPEN, (id, now)).fetchone()
-            if row is None or owner not in (None, row[0]) or not is_running(row[2]):
+            if row is None or owner not in (None, row[0]) or not self._lives.is_running(row[2]):
                 return "not_found"
             message = None if decision.message is None else decision.message[:MAX_MESSAGE]
             connection.execute(_DECIDE, (decision.approve, message, id))
@@ -186,21 +188,16 @@ class ApprovalStore:
                 "DELETE FROM approvals WHERE until <= ? OR until > ?", (now, latest + _GRACE_S)
             )
             for (runner,) in connection.execute("SELECT DISTINCT runner FROM approvals").fetchall():
-                if not is_running(runner):
+                if not self._lives.is_running(runner):
                     connection.execute("DELETE FROM approvals WHERE runner = ?", (runner,))
 
-        if self._path.exists():
+        if self._rows.exists():
             await reached(self._rows.write(write))
 
 
 def _begin_wait(connection: sqlite3.Connection, id_: str) -> bool:
     """Whether there is anything to wait for: nobody has decided yet."""
     return connection.execute(_BEGIN_WAIT, (id_,)).rowcount == 1
-
-
-def _open_here(connection: sqlite3.Connection) -> set[str]:
-    """Ids of this process that nobody has decided about."""
-    return {id_ for (id_,) in connection.execute(_OPEN_HERE, (own_identity(),))}
 
 
 def _take(connection: sqlite3.Connection, id_: str) -> Decision:

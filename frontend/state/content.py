@@ -81,10 +81,11 @@ class Draft:
     All methods raise `StateFull` and `StateUnavailable`.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, prefix: str = "") -> None:
+        """`prefix` begins the name of the content."""
         self.name = ""
         self.nbytes = 0
-        self._directory = directory
+        self._directory, self._prefix = directory, prefix
         self._path = directory
         self._fd = -1
         self._kept = False
@@ -107,7 +108,7 @@ class Draft:
         with translated():
             self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             while True:
-                self.name = secrets.token_hex(16)
+                self.name = self._prefix + secrets.token_hex(16)
                 self._path = self._directory / f"{self.name}{_PART}"
                 self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
                 fcntl.flock(self._fd, fcntl.LOCK_EX)
@@ -176,8 +177,16 @@ class Contents:
         """A new content."""
         return Draft(self._directory)
 
-    def open(self, name: str, nbytes: int) -> int:
+    async def open(self, name: str, nbytes: int) -> int:
         """A descriptor to read a content from. Raises `FileNotFoundError` for a content that is gone or torn."""
+        try:
+            return self._open(name, nbytes)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise FileNotFoundError(error.errno, error.strerror, name) from error
+
+    def _open(self, name: str, nbytes: int) -> int:
         descriptor = os.open(self._directory / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         found = os.fstat(descriptor)
         if stat.S_ISREG(found.st_mode) and found.st_size == nbytes:

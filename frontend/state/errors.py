@@ -54,4 +54,6 @@ async def reached(asked: Awaitable[T]) -> T:
     except StoreUnreadable as error:
         if is_full(error):
             raise StateFull("the server has no room left to store this") from error
-        raise StateUnavailable(f"stored objects cannot be reached: {error.strerror}") from error
+        raise StateUnavailable(
+            f"stored objects cannot be reached: {error.strerror}", retry_after_s=error.retry_after_s
+        ) from error

@@ -18,19 +18,20 @@ import sqlite3
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any, NamedTuple, TypeVar
 from uuid import uuid4
 
-from frontend.state.content import Contents, Draft, completed, in_thread
+from frontend.state.content import Draft, completed, in_thread
 from frontend.state.errors import FileElided, FilePlaceholder, reached
+from frontend.state.places import Place
 from ipc import settings
 from ipc.errors import FileNotFound, StateFull
-from ipc.store.store import LastingStore
 
 T = TypeVar("T")
 FILE = "files-1.db"
 """The number rises when the tables change."""
+TABLES = {"files": ("owner", "id")}
 CONTENTS = "files"
 MAX_NAME_NBYTES = 255
 OCTETS = "application/octet-stream"
@@ -69,6 +70,9 @@ CREATE TABLE IF NOT EXISTS totals (owner TEXT PRIMARY KEY, count INTEGER, nbytes
 CREATE TRIGGER IF NOT EXISTS added AFTER INSERT ON files BEGIN
     INSERT INTO totals VALUES (NEW.owner, 1, {row} + {new})
     ON CONFLICT (owner) DO UPDATE SET count = count + 1, nbytes = nbytes + excluded.nbytes;
+END;
+CREATE TRIGGER IF NOT EXISTS replaced AFTER UPDATE OF nbytes, content ON files BEGIN
+    UPDATE totals SET nbytes = nbytes + {new} - {old} WHERE owner = NEW.owner;
 END;
 CREATE TRIGGER IF NOT EXISTS deleted AFTER DELETE ON files BEGIN
     UPDATE totals SET count = count - 1, nbytes = nbytes - {row} - {old} WHERE owner = OLD.owner;
@@ -154,11 +158,10 @@ def format_of(name: str) -> str | None:
 class FileStore:
     """The files of a server. All methods raise `StateUnavailable`."""
 
-    def __init__(self, root: Path, bounds: settings.State) -> None:
-        """`root` is the state directory. Opens nothing yet."""
-        self._path = root / FILE
-        self._rows = LastingStore(self._path, _SCHEMA)
-        self._contents = Contents(root / CONTENTS)
+    def __init__(self, place: Place, bounds: settings.State) -> None:
+        """Opens nothing yet."""
+        self._rows = place.rows(FILE, _SCHEMA, TABLES)
+        self._contents = place.contents(CONTENTS)
         self._bounds = bounds
 
     def draft(self) -> Draft:
@@ -298,7 +301,7 @@ class FileStore:
 
         await completed(deleted())
 
-    def open(self, file: File) -> int:
+    async def open(self, file: File) -> int:
         """A descriptor to read the content from, which the caller closes.
 
         Raises `FilePlaceholder`, `FileElided`, and `FileNotFound` if the content is gone or torn.
@@ -308,13 +311,13 @@ class FileStore:
         if not file.content:
             raise FileElided(f"the file {file.id} was imported without its bytes")
         try:
-            return self._contents.open(file.content, file.nbytes)
-        except OSError as error:
+            return await self._contents.open(file.content, file.nbytes)
+        except FileNotFoundError as error:
             raise _not_found(file.id) from error
 
     async def reading(self, file: File, read: Callable[[int], T]) -> T:
         """The result of `read` in a thread, which gets a descriptor. Raises as `open`."""
-        descriptor = self.open(file)
+        descriptor = await self.open(file)
         try:
             return await in_thread(read, descriptor)
         finally:
@@ -329,7 +332,7 @@ class FileStore:
             connection.execute("UPDATE files SET expires = ?1 WHERE expires > ?1", (latest,))
             return _delete_where(connection, "expires <= ?", now)
 
-        if not self._path.exists():
+        if not self._rows.exists():
             return
         await self._contents.delete(await reached(self._rows.write(write)))
         await self._contents.sweep(self._named)
@@ -349,7 +352,7 @@ class FileStore:
         def read(connection: sqlite3.Connection) -> Any:
             return connection.execute("SELECT total(count), total(nbytes) FROM totals").fetchone()
 
-        if not self._path.exists():
+        if not self._rows.exists():
             return 0, 0
         count, nbytes = await reached(self._rows.read(read))
         return int(count), int(nbytes)

@@ -16,18 +16,18 @@ import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import orjson
 
 from frontend.state.errors import reached
+from frontend.state.places import Place
 from ipc import settings
 from ipc.errors import StateFull
-from ipc.store.store import LastingStore
 
 FILE = "sessions-2.db"
 """The number rises when the tables change."""
+TABLES = {"sessions": ("owner", "id")}
 LEAST_MATCHED = 2
 """Visible messages that a session must share with a conversation."""
 Message = dict[str, Any]
@@ -84,10 +84,9 @@ class Session:
 class SessionStore:
     """The sessions of a server. All methods raise `StateUnavailable`."""
 
-    def __init__(self, root: Path, bounds: settings.State) -> None:
-        """`root` is the state directory. Opens nothing yet."""
-        self._path = root / FILE
-        self._rows = LastingStore(self._path, _SCHEMA)
+    def __init__(self, place: Place, bounds: settings.State) -> None:
+        """Opens nothing yet."""
+        self._rows = place.rows(FILE, _SCHEMA, TABLES)
         self._bounds = bounds
 
     async def get(self, owner: str, id: str) -> Session | None:
@@ -161,7 +160,7 @@ class SessionStore:
             connection.execute("UPDATE sessions SET saved = ?1 WHERE saved > ?1", (time.time(),))
             connection.execute("DELETE FROM sessions WHERE saved <= ?", (self._oldest(),))
 
-        if self._path.exists():
+        if self._rows.exists():
             await reached(self._rows.write(write))
 
     def _oldest(self) -> float:

@@ -15,20 +15,21 @@ import sqlite3
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from frontend.state import archives
 from frontend.state.archives import SkillFiles, unpacked
-from frontend.state.content import Contents, Draft, completed, in_thread
+from frontend.state.content import Draft, completed, in_thread
 from frontend.state.errors import reached
+from frontend.state.places import Place
 from ipc import settings
 from ipc.errors import InvalidInput, StateFull
-from ipc.store.store import LastingStore
 
 FILE = "skills-1.db"
 """The number rises when the tables change."""
+TABLES = {"skills": ("id",), "versions": ("skill", "version")}
+"""The row of a skill counts its versions, so that no other process gives a version the same number."""
 CONTENTS = "skills"
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS skills (
@@ -99,11 +100,10 @@ class OpenSkill:
 class SkillStore:
     """The skills of a server. All methods raise `StateUnavailable`."""
 
-    def __init__(self, root: Path, bounds: settings.State) -> None:
-        """`root` is the directory of skills. Opens nothing yet."""
-        self._path = root / FILE
-        self._rows = LastingStore(self._path, _SCHEMA)
-        self._contents = Contents(root / CONTENTS)
+    def __init__(self, place: Place, bounds: settings.State) -> None:
+        """Opens nothing yet."""
+        self._rows = place.rows(FILE, _SCHEMA, TABLES)
+        self._contents = place.contents(CONTENTS)
         self._bounds = bounds
 
     async def add(self, owner: str, files: SkillFiles, *, title: str = "") -> Skill:
@@ -259,18 +259,18 @@ class SkillStore:
     async def open(self, owner: str, id: str, number: int | None = None) -> OpenSkill:
         """The files of a version, by default of the default one. Raises `SkillNotFound`."""
         version = await self.version(owner, id, number)
-        descriptor = self.packed(version)
+        descriptor = await self.packed(version)
         try:
             files = await in_thread(_in_memory, descriptor, version.nbytes)
         finally:
             os.close(descriptor)
         return OpenSkill(version.name, version.description, files)
 
-    def packed(self, version: Version) -> int:
+    async def packed(self, version: Version) -> int:
         """A descriptor to read the zip of a version from, which the caller closes. Raises `SkillNotFound`."""
         try:
-            return self._contents.open(version.content, version.nbytes)
-        except OSError as error:
+            return await self._contents.open(version.content, version.nbytes)
+        except FileNotFoundError as error:
             raise _not_found(version.skill, version.number) from error
 
     async def delete_version(self, owner: str, id: str, number: int) -> None:
@@ -317,7 +317,7 @@ class SkillStore:
 
     async def sweep(self) -> None:
         """Delete contents without a row."""
-        if self._path.exists():
+        if self._rows.exists():
             await self._contents.sweep(self._named)
 
     async def _named(self, names: Collection[str]) -> set[str]:

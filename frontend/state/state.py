@@ -17,6 +17,7 @@ from pathlib import Path
 from frontend.state.approvals import ApprovalStore
 from frontend.state.content import in_thread
 from frontend.state.files import FileStore
+from frontend.state.places import OnDisk, Place
 from frontend.state.sessions import SessionStore
 from frontend.state.skills import SkillStore
 from ipc.errors import PenstockError
@@ -30,18 +31,20 @@ SWEEP_EVERY_S = 120.0
 class State:
     """The stores. To be made after the fork."""
 
-    def __init__(self, settings: Settings) -> None:
-        """Opens nothing yet."""
+    def __init__(self, settings: Settings, place: Place | None = None) -> None:
+        """Opens nothing yet. Without a `place` the state lies in the state directory."""
         root, bounds = settings.state_root, settings.state
         self._root, self._least_nbytes = root, bounds.max_file_bytes
         self.kept = (0, 0)
         """Number and bytes of files at the last sweep."""
         self.is_full = False
         """Whether `lacks_room` was true at the last sweep."""
-        self.files = FileStore(root, bounds)
-        self.sessions = SessionStore(root, bounds)
-        self.approvals = ApprovalStore(root, bounds)
-        self.skills = SkillStore(Path(bounds.skills_dir) if bounds.skills_dir else root, bounds)
+        self.place = place or OnDisk(root)
+        self.files = FileStore(self.place, bounds)
+        self.sessions = SessionStore(self.place, bounds)
+        self.approvals = ApprovalStore(self.place, bounds)
+        skills_dir = bounds.skills_dir if place is None else ""
+        self.skills = SkillStore(OnDisk(Path(skills_dir)) if skills_dir else self.place, bounds)
         self._sweeping: asyncio.Task[None] | None = None
 
     def begin(self) -> None:

@@ -82,6 +82,14 @@ _PUT = "INSERT INTO state VALUES (?, ?, ?) ON CONFLICT (kind, key) DO UPDATE SET
 class StoreUnreadable(OSError):
     """SQLite cannot read or write the file; `strerror` says why, and `errno` is ENOSPC without room on the disk."""
 
+    retry_after_s: float | None = None
+
+
+class StoreAway(StoreUnreadable):
+    """Brokers keep the store, and none can be reached; trying again may help."""
+
+    retry_after_s = 1.0
+
 
 class Store:
     """The state of one server, as one process reads and writes it. Any thread; never across a fork."""
@@ -366,6 +374,10 @@ class LastingStore:
         with _unreadable():
             (version,) = self._open_looker().execute("PRAGMA data_version").fetchone()
             return int(version)
+
+    def exists(self) -> bool:
+        """Whether somebody has used the file."""
+        return self._path.exists()
 
     async def read(self, how: How[R]) -> R:
         """The result of `how`, which reads from one snapshot."""

@@ -118,6 +118,15 @@ class Names:
         """Bucket of the inputs on which workers and boxes died."""
         return self._flat("penstock_shared")
 
+    def agents(self, store: str) -> str:
+        """Bucket of the rows of a store: responses, files, skills, sessions or approvals."""
+        return self._flat(f"penstock_agents_{store}")
+
+    @property
+    def files(self) -> str:
+        """Bucket of the bytes of files and of large rows."""
+        return self._flat("penstock_files")
+
     @property
     def config_keys(self) -> str:
         """Bucket of the first answers to changes of configurations, by their Idempotency-Key."""

@@ -17,6 +17,7 @@ from frontend.agent.tools import MCP
 from frontend.generation.hosted import CODE, SHELL, Offer
 from frontend.state.approvals import Decision
 from frontend.state.files import FileStore
+from frontend.state.places import OnDisk
 from frontend.state.sessions import Session
 from frontend.state.skills import OpenSkill
 from ipc.errors import InvalidInput, PenstockError
@@ -213,7 +214,7 @@ class FakeParts:
     counts: FakeCounts = field(default_factory=FakeCounts)
 
     def __post_init__(self) -> None:
-        self.files = FileStore(self.root, State())
+        self.files = FileStore(OnDisk(self.root), State())
 
     async def open_skill(self, owner: str, skill_id: str, version: int | None) -> OpenSkill:
         """A skill of the test."""

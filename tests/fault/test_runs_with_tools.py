@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from frontend.state.approvals import ApprovalStore
+from frontend.state.places import OnDisk
 from ipc.processes.paths import RunPaths
 from ipc.settings import State
 from tests.conformance.required_tool import required_tool
@@ -90,7 +91,7 @@ def test_a_frontend_that_is_killed_while_a_call_waits_runs_nothing_twice(
         )
         assert told(server, id_) == GONE
         assert output(server, "cat marks", session) == "ran\n"
-        asyncio.run(ApprovalStore(server.run_dir / "state", State()).sweep())
+        asyncio.run(ApprovalStore(OnDisk(server.run_dir / "state"), State()).sweep())
         assert approvals(server) == []
 
 

@@ -71,7 +71,7 @@ class _Resource:
 
     async def _send(self, req: Request, resp: Response, file_id: str) -> None:
         file = await self._file(req, file_id)
-        descriptor = self._services.state.files.open(file)
+        descriptor = await self._services.state.files.open(file)
         try:
             span = _span(req, file.nbytes)
             _describe(resp, file, span)

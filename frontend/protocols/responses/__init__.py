@@ -129,7 +129,7 @@ class ResponsesProtocol(TextProtocol):
 
     def context(self, services: Services) -> Context:
         """What resources are made from; they share one store."""
-        store = ResponseStore(services.settings.state_root, services.settings.responses)
+        store = ResponseStore(lambda: services.state.place, services.settings.responses)
         runs = Runs(services, store)
         services.lasting.append(runs.watch)
         return Context(services, store, runs)

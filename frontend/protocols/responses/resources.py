@@ -29,8 +29,8 @@ from frontend.generation.errors import InvalidField, error_info, status_of
 from frontend.generation.requests import MOST_NUMBER, ORDERS, named_model, number, owner_of, word
 from frontend.generation.running import send_stream
 from frontend.http.rendering import off_loop_if
+from frontend.protocols.responses import event_bytes
 from frontend.protocols.responses import output as resource
-from frontend.protocols.responses import store as event_log
 from frontend.protocols.responses.items import CODE_CALL, DamagedEvents
 from frontend.protocols.responses.output import Output, Resource
 from frontend.protocols.responses.requests import LOGS
@@ -333,7 +333,7 @@ async def _following(
             named.work(begun)
         try:
             for entries in pieces:
-                output.take(event_log.decode(entries))
+                output.take(event_bytes.decode(entries))
         except DamagedEvents as error:
             log.error("kept events of the response %s cannot be read: %s", row.id, error)
             raise PenstockError(

@@ -1,4 +1,4 @@
-"""Stored responses: rows of a SQLite file in the state directory, which all frontends share and a restart keeps.
+"""Stored responses: rows that all frontends share and a restart keeps, in the state directory or at the brokers.
 
 1. A response is stored when it has ended. A response in the background is stored when it is asked for: its row names
    the process that runs it, and its neutral events are kept beside it.
@@ -11,67 +11,39 @@
    failed.
 4. Each row has an owner, the public id of an API key. To everybody else the response does not exist.
 5. Each new row deletes what is too old, too many or too much, oldest first, but nothing that still runs.
-
-Neutral events as bytes, so that any frontend can tell the stream of a response again.
-
-Pieces of text of one choice that follow each other become one piece, and so do those of arguments. Pieces with log
-probabilities stay as they are.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import sqlite3
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar
+from functools import cached_property
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import orjson
 
-from frontend.engine.events import (
-    Arguments,
-    Asked,
-    CallBegun,
-    CallEnded,
-    Calling,
-    Completed,
-    Ended,
-    Event,
-    Finished,
-    Mark,
-    Past,
-    Produced,
-    Reasoning,
-    Session,
-    Started,
-    Text,
-)
+from frontend.engine.events import Event, Mark, Past
 from frontend.protocols.responses import output as resource
+from frontend.protocols.responses.event_bytes import decode, encode
 from frontend.protocols.responses.items import DamagedEvents
 from frontend.protocols.responses.output import Output, Resource
+from frontend.state.places import Lives, Place, Rows
 from ipc import settings
 from ipc.errors import InvalidInput, PenstockError
-from ipc.processes.liveness import identity_of, is_running, own_identity
-from ipc.store.store import How, LastingStore, StoreUnreadable
+from ipc.store.store import How, StoreUnreadable
 
 log = logging.getLogger(__name__)
 
-_OF_MODELS = (Started, Text, Reasoning, CallBegun, Arguments, CallEnded, Finished, Ended)
-_OF_TOOLS = (Calling, Asked, Produced, Completed, Session)
-KINDS: tuple[type[Any], ...] = (*_OF_MODELS, *_OF_TOOLS)
-"""Kinds of events by the number that stands for each in the file."""
 _encoder = msgspec.msgpack.Encoder()
-_Kind = Annotated[int, msgspec.Meta(ge=0, lt=len(KINDS))]
-_decoder = msgspec.msgpack.Decoder(list[tuple[_Kind, msgspec.Raw]])
 _marks = msgspec.msgpack.Decoder(Mark)
-_decoders = [msgspec.msgpack.Decoder(kind) for kind in KINDS]
 FILE = "responses-3.db"
 """The number rises when the tables change, or the kinds of events or their fields."""
+TABLES = {"events": ("id", "number"), "responses": ("id",)}
+"""The row of a response that has ended comes behind its events, so that whoever sees the end has all events."""
 MAX_EVENTS_NBYTES = 8 << 20
 """Bytes of the events of one response; of a response with more none are kept."""
 _ROW_NBYTES = 512
@@ -126,40 +98,6 @@ T = TypeVar("T")
 Items = list[dict[str, Any]]
 
 
-def encode(events: Iterable[Event]) -> bytes:
-    """The bytes of events."""
-    return _encoder.encode([(KINDS.index(type(event)), event) for event in _joined(events)])
-
-
-def decode(entries: bytes) -> list[Event]:
-    """The events of bytes. Raises `DamagedEvents`."""
-    try:
-        return [_decoders[kind].decode(event) for kind, event in _decoder.decode(entries)]
-    # NOTE: text that is no UTF-8 is no error of msgspec's own.
-    except ValueError as error:
-        raise DamagedEvents(str(error)) from error
-
-
-def _joined(events: Iterable[Event]) -> list[Event]:
-    joined: list[Event] = []
-    for event in events:
-        last = joined[-1] if joined else None
-        if not (
-            isinstance(event, Text | Reasoning | Arguments)
-            and isinstance(last, Text | Reasoning | Arguments)
-            and type(event) is type(last)
-            and event.choice == last.choice
-            and not (event.logprobs or last.logprobs)
-        ):
-            joined.append(event)
-        elif isinstance(last, Arguments) or isinstance(event, Arguments):
-            joined[-1] = msgspec.structs.replace(last, text=last.text + event.text)
-        else:
-            text, tokens = last.text + event.text, last.tokens + event.tokens
-            joined[-1] = msgspec.structs.replace(last, text=text, tokens=tokens)
-    return joined
-
-
 class Piece(NamedTuple):
     """Events of a response, which are its piece `number`, and the mark behind them."""
 
@@ -180,12 +118,6 @@ def together(marks: Iterable[Mark]) -> Mark | None:
 def _past_of(events: list[Event], marks: Sequence[bytes], moves: int) -> Past | None:
     mark = together(_marks.decode(mark) for mark in marks)
     return None if mark is None else Past(events, mark, moves)
-
-
-@lru_cache(maxsize=1)
-def _server() -> str:
-    """The server of this process: the arbiter that has forked the process, for ever."""
-    return identity_of(os.getppid())
 
 
 class ResponseNotFound(InvalidInput):
@@ -261,15 +193,21 @@ class Adopted:
 
 
 def _row_of(
-    begun: Resource, owner: str, history: Items, items: Items, whole: Resource | None, movable: bool
+    begun: Resource,
+    owner: str,
+    history: Items,
+    items: Items,
+    whole: Resource | None,
+    movable: bool,
+    lives: Lives,
 ) -> Stored:
     return Stored(
         begun["id"],
         owner,
         time.time(),
         (whole or begun)["status"],
-        own_identity() if whole is None else "",
-        _server() if whole is None else "",
+        lives.own() if whole is None else "",
+        lives.server() if whole is None else "",
         movable,
         begun["background"],
         orjson.dumps(begun),
@@ -282,11 +220,17 @@ def _row_of(
 class ResponseStore:
     """The stored responses of a server. All methods raise `ResponsesUnavailable`."""
 
-    def __init__(self, root: Path, bounds: settings.Responses) -> None:
-        """`root` is the state directory. Opens nothing yet."""
-        self._path = root / FILE
-        self._file = LastingStore(self._path, _SCHEMA)
-        self._bounds = bounds
+    def __init__(self, place: Callable[[], Place], bounds: settings.Responses) -> None:
+        """Opens nothing, and asks for its place with the first use."""
+        self._place_of, self._bounds = place, bounds
+
+    @cached_property
+    def _place(self) -> Place:
+        return self._place_of()
+
+    @cached_property
+    def _rows(self) -> Rows:
+        return self._place.rows(FILE, _SCHEMA, TABLES)
 
     async def put(
         self,
@@ -306,9 +250,10 @@ class ResponseStore:
 
         def write(connection: sqlite3.Connection) -> None:
             kept = request()
-            self._put(connection, _row_of(begun, owner, history, items, whole, bool(kept)), kept)
+            row = _row_of(begun, owner, history, items, whole, bool(kept), self._place.lives)
+            self._put(connection, row, kept)
 
-        await _reached(self._file.write(write))
+        await _reached(self._rows.write(write))
 
     async def get(self, id_: str, owner: str, *, with_items: bool = False) -> Stored:
         """A response, `with_items` of its conversation. Raises `ResponseNotFound`."""
@@ -326,17 +271,19 @@ class ResponseStore:
 
     async def _read(self, how: How[T], row_of: Callable[[T], Stored]) -> T:
         """What `how` reads, read again if nobody goes on with the response of its row any more."""
-        found = await _reached(self._file.read(how))
+        found = await _reached(self._rows.read(how))
         row = row_of(found)
         if row.is_finished or not await self._settle_lost(row):
             return found
-        return await _reached(self._file.read(how))
+        return await _reached(self._rows.read(how))
 
     async def _settle_lost(self, row: Stored) -> bool:
         """End an unfinished response that nobody goes on with as failed; false where somebody does."""
-        if is_running(row.runner) or (row.movable and is_running(row.server)):
+        if self._place.lives.is_running(row.runner) or (
+            row.movable and self._place.lives.is_running(row.server)
+        ):
             return False
-        has_server = is_running(row.server)
+        has_server = self._place.lives.is_running(row.server)
         what = "server process that ran this response" if has_server else "server that ran this response"
         lost = PenstockError(f"the {what} has ended")
         await self.settle(row, lambda begun, output: resource.failed(begun, output, lost))
@@ -348,21 +295,25 @@ class ResponseStore:
         Other responses of dead processes are ended as failed.
         """
         # NOTE: asked for at once, since a process whose arbiter has ended gets another parent.
-        server = _server()
-        if not self._path.exists():
+        server = self._place.lives.server()
+        if not self._rows.exists():
             return []
 
         def find(connection: sqlite3.Connection) -> list[Stored]:
             return [Stored(*row) for row in connection.execute(_UNFINISHED)]
 
-        rows = [row for row in await _reached(self._file.read(find)) if not is_running(row.runner)]
+        rows = [
+            row
+            for row in await _reached(self._rows.read(find))
+            if not self._place.lives.is_running(row.runner)
+        ]
         return [row for row in rows if not await self._settle_lost(row) and row.server == server]
 
     async def adopt(self, orphan: Stored) -> Adopted | None:
         """Make the response of a dead process one of this process; None where another process was first."""
 
         def write(connection: sqlite3.Connection) -> Adopted | None:
-            row = connection.execute(_ADOPT, (own_identity(), orphan.id, orphan.runner)).fetchone()
+            row = connection.execute(_ADOPT, (self._place.lives.own(), orphan.id, orphan.runner)).fetchone()
             if row is None:
                 return None
             owner, begun, request, moves, followable = row
@@ -374,7 +325,7 @@ class ResponseStore:
             past = _past_of(events, marks, moves) if followable and None not in marks else None
             return Adopted(owner, orjson.loads(begun), request, len(pieces), events, past, moves)
 
-        return await _reached(self._file.write(write))
+        return await _reached(self._rows.write(write))
 
     async def settle(self, row: Stored, how: Callable[[Resource, Output], Resource]) -> bool:
         """End an unfinished response from outside, with the output so far; whether it was still unfinished.
@@ -392,31 +343,33 @@ class ResponseStore:
                 log.error("kept events of the response %s cannot be read: %s", row.id, error)
             return _end(connection, how(begun, output))
 
-        return await _reached(self._file.write(write))
+        return await _reached(self._rows.write(write))
 
     async def finish(self, whole: Resource, piece: Piece) -> bool:
         """End a response of this process with its last events; whether it was unfinished, and of this process."""
+        runner = self._place.lives.own()
 
         def write(connection: sqlite3.Connection) -> bool:
-            return _grow(connection, whole["id"], piece) and _end(connection, whole)
+            return _grow(connection, whole["id"], piece, runner) and _end(connection, whole)
 
-        return await _reached(self._file.write(write))
+        return await _reached(self._rows.write(write))
 
     async def grow(self, pieces: Mapping[str, Piece]) -> set[str]:
         """Keep new events of responses that this process runs, by id; which of these go on.
 
         The others have been cancelled or deleted, or belong to another process.
         """
+        runner = self._place.lives.own()
 
         def write(connection: sqlite3.Connection) -> set[str]:
-            return {id_ for id_, piece in pieces.items() if _grow(connection, id_, piece)}
+            return {id_ for id_, piece in pieces.items() if _grow(connection, id_, piece, runner)}
 
         def look(connection: sqlite3.Connection) -> set[str]:
-            return {id_ for id_ in pieces if _is_unfinished(connection, id_)}
+            return {id_ for id_ in pieces if _is_unfinished(connection, id_, runner)}
 
         if any(piece.events for piece in pieces.values()):
-            return await _reached(self._file.write(write))
-        return await _reached(self._file.read(look))
+            return await _reached(self._rows.write(write))
+        return await _reached(self._rows.read(look))
 
     async def delete(self, id_: str, owner: str) -> None:
         """Delete a response. Raises `ResponseNotFound`."""
@@ -425,7 +378,7 @@ class ResponseStore:
             self._found(connection, id_, owner, _FIND_PART)
             connection.execute("DELETE FROM responses WHERE id = ?", (id_,))
 
-        await _reached(self._file.write(write))
+        await _reached(self._rows.write(write))
 
     def _found(self, connection: sqlite3.Connection, id_: str, owner: str, find: str) -> Stored:
         row = connection.execute(find, (id_, owner, time.time() - self._bounds.max_age_s)).fetchone()
@@ -457,7 +410,8 @@ async def _reached(asked: Awaitable[T]) -> T:
     try:
         return await asked
     except StoreUnreadable as error:
-        raise ResponsesUnavailable(f"stored responses cannot be reached: {error.strerror}") from error
+        text = f"stored responses cannot be reached: {error.strerror}"
+        raise ResponsesUnavailable(text, retry_after_s=error.retry_after_s) from error
 
 
 def _pieces(connection: sqlite3.Connection, id_: str, known: int) -> list[bytes]:
@@ -467,19 +421,19 @@ def _pieces(connection: sqlite3.Connection, id_: str, known: int) -> list[bytes]
     return [entries for (entries,) in rows]
 
 
-def _is_unfinished(connection: sqlite3.Connection, id_: str) -> bool:
-    """Whether the response goes on, in this process."""
+def _is_unfinished(connection: sqlite3.Connection, id_: str, runner: str) -> bool:
+    """Whether the response goes on, in this process, which is the `runner`."""
     query = f"SELECT 1 FROM responses WHERE id = ? AND runner = ? AND status IN ({_STATUSES})"
-    return connection.execute(query, (id_, own_identity())).fetchone() is not None
+    return connection.execute(query, (id_, runner)).fetchone() is not None
 
 
-def _grow(connection: sqlite3.Connection, id_: str, piece: Piece) -> bool:
+def _grow(connection: sqlite3.Connection, id_: str, piece: Piece, runner: str) -> bool:
     """Keep a piece of events; whether the response goes on."""
     if not piece.events:
-        return _is_unfinished(connection, id_)
+        return _is_unfinished(connection, id_, runner)
     entries, mark = encode(piece.events), None if piece.mark is None else _encoder.encode(piece.mark)
     nbytes = len(entries) + len(mark or b"")
-    if not connection.execute(_GROW, (nbytes, id_, own_identity())).rowcount:
+    if not connection.execute(_GROW, (nbytes, id_, runner)).rowcount:
         return False
     if connection.execute(_IS_FOLLOWABLE, (id_, MAX_EVENTS_NBYTES)).fetchone():
         # NOTE: a piece comes again, with more, if its writer did not learn that it had been written.

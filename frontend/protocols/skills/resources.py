@@ -76,7 +76,7 @@ class _Resource:
         return await self._skills.version(owner_of(req), skill_id, number_)
 
     async def _send(self, req: Request, resp: Response, version: Version) -> None:
-        descriptor = self._skills.packed(version)
+        descriptor = await self._skills.packed(version)
         named = version_id(version.skill, version.number)
         resp.content_type, resp.content_length = ZIP, version.nbytes
         resp.set_header("Content-Disposition", f'attachment; filename="{named}.zip"')

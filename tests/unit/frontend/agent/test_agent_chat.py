@@ -16,6 +16,7 @@ from frontend.engine.events import Called, Ended, Finished, Started, Text
 from frontend.generation.hosted import CODE, NOTHING, Offer
 from frontend.state.approvals import Decision
 from frontend.state.files import FileStore
+from frontend.state.places import OnDisk
 from frontend.state.sessions import Session as KeptSession
 from ipc.errors import InferenceFailed, ToolHostLost
 from ipc.settings import State
@@ -454,7 +455,7 @@ def test_a_decision_is_waited_for_as_long_as_the_settings_say(tmp_path: Path) ->
 
 
 def test_files_that_newer_ones_displace_are_told_without_bodies(server: AgentServer) -> None:
-    server.parts.files = FileStore(server.parts.root, State(max_files=1))
+    server.parts.files = FileStore(OnDisk(server.parts.root), State(max_files=1))
     server.services.agent = server.parts.parts
     server.parts.host.files.append({"a.csv": b"1", "b.csv": b"2"})
     body = server.chat().json
@@ -463,7 +464,7 @@ def test_files_that_newer_ones_displace_are_told_without_bodies(server: AgentSer
 
 
 def test_a_file_without_room_is_a_placeholder_and_the_run_goes_on(server: AgentServer) -> None:
-    server.parts.files = FileStore(server.parts.root, State(max_files_bytes=4096))
+    server.parts.files = FileStore(OnDisk(server.parts.root), State(max_files_bytes=4096))
     server.services.agent = server.parts.parts
     server.parts.host.files.append({"a.bin": bytes(5000), "b.csv": b"2"})
     body = server.chat().json

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from falcon.util import async_to_sync
 
+from frontend.state.places import OnDisk
 from frontend.state.sessions import SessionStore
 from ipc.settings import State
 from tests.fakes.generation_server import CHAT
@@ -44,7 +45,7 @@ def test_every_round_sees_the_pictures_and_the_budget_holds_them_once(server: Ag
 
 
 def test_a_session_keeps_its_pictures_and_knows_them_again(server: AgentServer, tmp_path: Path) -> None:
-    server.parts.sessions = SessionStore(tmp_path / "state", State(match_sessions="all"))
+    server.parts.sessions = SessionStore(OnDisk(tmp_path / "state"), State(match_sessions="all"))
     server.offers(server.parts.offer)
     said = server.chat(model=EYE, messages=[shown()]).json
     kept = async_to_sync(server.parts.sessions.get, "", said["session_id"])

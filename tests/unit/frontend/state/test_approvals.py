@@ -17,6 +17,7 @@ from frontend.state import approvals as module
 from frontend.state.approvals import ApprovalStore, Decision
 from ipc import settings
 from ipc.store import bell
+from tests.fakes.places import in_both_places, place_at
 from tests.harness.server import eventually
 
 T = TypeVar("T")
@@ -28,7 +29,7 @@ def _run(work: Coroutine[Any, Any, T]) -> T:
 
 
 def _made(root: Path) -> ApprovalStore:
-    return ApprovalStore(root, settings.State())
+    return ApprovalStore(place_at(root), settings.State())
 
 
 async def _waiting(
@@ -51,6 +52,7 @@ async def _rows(kept: ApprovalStore) -> int:
     return int(count)
 
 
+@in_both_places
 def test_a_decision_at_another_frontend_releases_the_wait(tmp_path: Path) -> None:
     async def act() -> None:
         here, there = _made(tmp_path), _made(tmp_path)
@@ -68,6 +70,7 @@ def test_a_decision_at_another_frontend_releases_the_wait(tmp_path: Path) -> Non
     _run(act())
 
 
+@in_both_places
 def test_a_decision_wakes_a_wait_that_looks_at_long_intervals(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,6 +120,7 @@ def test_a_wait_that_cannot_hear_looks_at_short_intervals(
     _run(act())
 
 
+@in_both_places
 def test_a_decision_before_the_wait_is_queued_and_the_second_finds_nothing(tmp_path: Path) -> None:
     async def act() -> None:
         here, there = _made(tmp_path), _made(tmp_path)
@@ -128,6 +132,7 @@ def test_a_decision_before_the_wait_is_queued_and_the_second_finds_nothing(tmp_p
     _run(act())
 
 
+@in_both_places
 def test_a_wait_ends_as_refused_when_its_time_is_over_and_a_late_decision_finds_nothing(
     tmp_path: Path,
 ) -> None:
@@ -141,6 +146,7 @@ def test_a_wait_ends_as_refused_when_its_time_is_over_and_a_late_decision_finds_
     _run(act())
 
 
+@in_both_places
 def test_another_key_decides_nothing_and_an_operator_decides_for_all(tmp_path: Path) -> None:
     async def act() -> None:
         here = _made(tmp_path)
@@ -153,6 +159,7 @@ def test_another_key_decides_nothing_and_an_operator_decides_for_all(tmp_path: P
     _run(act())
 
 
+@in_both_places
 def test_a_remembered_approval_holds_for_its_owner_and_session_and_releases_other_waits(
     tmp_path: Path,
 ) -> None:
@@ -181,6 +188,7 @@ def test_a_remembered_approval_holds_for_its_owner_and_session_and_releases_othe
 
 
 @pytest.mark.parametrize(("decision", "session"), [(NO, "s"), (YES, "")])
+@in_both_places
 def test_a_refusal_and_an_approval_without_session_are_not_remembered(
     tmp_path: Path, decision: Decision, session: str
 ) -> None:
@@ -193,6 +201,7 @@ def test_a_refusal_and_an_approval_without_session_are_not_remembered(
     _run(act())
 
 
+@in_both_places
 def test_a_remembered_approval_is_forgotten_after_its_last_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,7 +223,8 @@ def test_a_remembered_approval_is_forgotten_after_its_last_use(
 def test_a_decision_for_a_process_that_has_died_finds_nothing_and_its_row_is_swept(tmp_path: Path) -> None:
     program = (
         "import asyncio, sys\nfrom pathlib import Path\nfrom frontend.state.approvals import ApprovalStore\n"
-        "from ipc import settings\nkept = ApprovalStore(Path(sys.argv[1]), settings.State())\n"
+        "from frontend.state.places import OnDisk\nfrom ipc import settings\n"
+        "kept = ApprovalStore(OnDisk(Path(sys.argv[1])), settings.State())\n"
         "asyncio.run(kept.announce('a', 's', 'appr_1'))"
     )
     subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True, timeout=60)
@@ -229,6 +239,7 @@ def test_a_decision_for_a_process_that_has_died_finds_nothing_and_its_row_is_swe
     _run(act())
 
 
+@in_both_places
 def test_a_cancelled_wait_leaves_no_row_and_nothing_looks_when_nobody_waits(tmp_path: Path) -> None:
     async def act() -> None:
         here = _made(tmp_path)
@@ -247,6 +258,7 @@ def test_a_cancelled_wait_leaves_no_row_and_nothing_looks_when_nobody_waits(tmp_
     _run(act())
 
 
+@in_both_places
 def test_three_hundred_waits_share_one_look_and_all_are_released(tmp_path: Path) -> None:
     async def act() -> None:
         here, there = _made(tmp_path), _made(tmp_path)

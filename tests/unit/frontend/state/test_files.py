@@ -21,6 +21,7 @@ from frontend.state.file_objects import INLINE_NBYTES, file_object, preview, tex
 from frontend.state.files import CONTENTS, FILE, File, FileStore, Origin, Placeholder, clean_name
 from ipc import settings
 from ipc.errors import FileNotFound, StateFull
+from tests.fakes.places import contents_at, in_both_places, place_at
 
 T = TypeVar("T")
 _UPLOAD = Origin("user_upload")
@@ -29,10 +30,11 @@ import asyncio, os, resource, signal, sys
 from pathlib import Path
 from frontend.state import files as module
 from frontend.state.files import FileStore, Origin
+from frontend.state.places import OnDisk
 from ipc import settings
 from ipc.errors import StateFull
 
-kept = FileStore(Path(sys.argv[1]), settings.State())
+kept = FileStore(OnDisk(Path(sys.argv[1])), settings.State())
 
 async def add(content, name="a.txt", owner=""):
     return await kept.add(owner, content, name=name, purpose="user_data", origin=Origin("user_upload"))
@@ -44,7 +46,7 @@ def _run(work: Coroutine[Any, Any, T]) -> T:
 
 
 def _made(root: Path, **bounds: Any) -> FileStore:
-    return FileStore(root, settings.State(**bounds))
+    return FileStore(place_at(root), settings.State(**bounds))
 
 
 async def _added(kept: FileStore, content: Any = b"hello", owner: str = "", **more: Any) -> File:
@@ -54,11 +56,11 @@ async def _added(kept: FileStore, content: Any = b"hello", owner: str = "", **mo
 
 
 def _contents(root: Path) -> set[str]:
-    return {path.name for path in (root / CONTENTS).iterdir()}
+    return contents_at(root, CONTENTS)
 
 
-def _bytes(kept: FileStore, file: File) -> bytes:
-    descriptor = kept.open(file)
+async def _bytes(kept: FileStore, file: File) -> bytes:
+    descriptor = await kept.open(file)
     try:
         return os.read(descriptor, 1 << 20)
     finally:
@@ -86,12 +88,13 @@ def test_a_file_is_read_by_all_frontends_and_after_a_restart(tmp_path: Path) -> 
                 10,
                 "cntr_1",
             )
-            assert _bytes(kept, found) == b"\x00\xff" * 5
+            assert await _bytes(kept, found) == b"\x00\xff" * 5
 
     _run(act())
     assert (tmp_path / CONTENTS).stat().st_mode & 0o777 == 0o700
 
 
+@in_both_places
 def test_a_descriptor_is_copied_from_its_beginning_and_keeps_its_offset(tmp_path: Path) -> None:
     (tmp_path / "source").write_bytes(b"x" * 3_000_000 + b"y")
     source = os.open(tmp_path / "source", os.O_RDONLY)
@@ -108,6 +111,7 @@ def test_a_descriptor_is_copied_from_its_beginning_and_keeps_its_offset(tmp_path
     os.close(source)
 
 
+@in_both_places
 def test_files_of_another_key_do_not_exist(tmp_path: Path) -> None:
     async def act() -> None:
         kept = _made(tmp_path)
@@ -120,26 +124,28 @@ def test_files_of_another_key_do_not_exist(tmp_path: Path) -> None:
             await kept.page("b", after=file.id)
         assert await kept.page("b") == ([], False)
         other = await _added(kept, b"other", owner="b", id="file_1")
-        assert _bytes(kept, await kept.get("a", "file_1")) == b"hello"
-        assert _bytes(kept, await kept.get("b", "file_1")) == b"other"
+        assert await _bytes(kept, await kept.get("a", "file_1")) == b"hello"
+        assert await _bytes(kept, await kept.get("b", "file_1")) == b"other"
         await kept.delete("b", other.id)
-        assert _bytes(kept, await kept.get("a", "file_1")) == b"hello"
+        assert await _bytes(kept, await kept.get("a", "file_1")) == b"hello"
 
     _run(act())
 
 
+@in_both_places
 def test_a_file_under_a_known_id_replaces_the_file_and_its_content(tmp_path: Path) -> None:
     async def act() -> None:
         kept = _made(tmp_path)
         await _added(kept, b"one", id="file_1")
         await _added(kept, b"two", id="file_1")
-        assert _bytes(kept, await kept.get("", "file_1")) == b"two"
+        assert await _bytes(kept, await kept.get("", "file_1")) == b"two"
         assert await kept.totals() == (1, 512 + 3)
 
     _run(act())
     assert len(_contents(tmp_path)) == 1
 
 
+@in_both_places
 def test_a_file_is_gone_when_its_time_is_over_and_the_sweep_deletes_the_content(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,6 +171,7 @@ def test_a_file_is_gone_when_its_time_is_over_and_the_sweep_deletes_the_content(
     assert not _contents(tmp_path)
 
 
+@in_both_places
 def test_a_clock_that_was_set_back_does_not_lengthen_a_life(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,6 +189,7 @@ def test_a_clock_that_was_set_back_does_not_lengthen_a_life(
     _run(act())
 
 
+@in_both_places
 def test_too_many_files_of_a_key_push_out_its_oldest_only(tmp_path: Path) -> None:
     async def act() -> None:
         kept = _made(tmp_path, max_files=2)
@@ -196,6 +204,7 @@ def test_too_many_files_of_a_key_push_out_its_oldest_only(tmp_path: Path) -> Non
     assert len(_contents(tmp_path)) == 3
 
 
+@in_both_places
 def test_too_many_bytes_push_out_the_oldest_files_of_the_key_with_the_most(tmp_path: Path) -> None:
     async def act() -> None:
         kept = _made(tmp_path, max_files_bytes=10_000)
@@ -214,6 +223,7 @@ def test_too_many_bytes_push_out_the_oldest_files_of_the_key_with_the_most(tmp_p
     _run(act())
 
 
+@in_both_places
 def test_pages_end_and_follow_order_purpose_and_container(tmp_path: Path) -> None:
     async def act() -> None:
         kept = _made(tmp_path)
@@ -237,16 +247,17 @@ def test_pages_end_and_follow_order_purpose_and_container(tmp_path: Path) -> Non
     _run(act())
 
 
+@in_both_places
 def test_an_opened_file_is_read_to_its_end_after_it_was_deleted(tmp_path: Path) -> None:
     async def act() -> None:
         kept = _made(tmp_path)
         file = await _added(kept, b"still here")
-        descriptor = kept.open(file)
+        descriptor = await kept.open(file)
         await kept.delete("", file.id)
         assert os.read(descriptor, 100) == b"still here"
         os.close(descriptor)
         with pytest.raises(FileNotFound):
-            kept.open(file)
+            await kept.open(file)
 
     _run(act())
     assert not _contents(tmp_path)
@@ -266,7 +277,7 @@ def test_a_torn_content_is_no_file(tmp_path: Path, damage: str) -> None:
         else:
             path.write_bytes(b"who" if damage == "short" else b"whole and more")
         with pytest.raises(FileNotFound):
-            kept.open(file)
+            await kept.open(file)
         with pytest.raises(FileNotFound):
             await file_object(kept, file)
 
@@ -290,7 +301,7 @@ def test_a_process_killed_before_its_row_leaves_an_orphan_that_the_sweep_deletes
         await kept.sweep()
         (file,), _ = await kept.page("")
         assert _contents(tmp_path) == {file.content}
-        assert _bytes(kept, file) == b"first"
+        assert await _bytes(kept, file) == b"first"
 
     _run(act())
 
@@ -298,7 +309,10 @@ def test_a_process_killed_before_its_row_leaves_an_orphan_that_the_sweep_deletes
 def test_a_process_killed_between_the_row_and_the_content_of_a_deleted_file_leaves_an_orphan(
     tmp_path: Path,
 ) -> None:
-    kill = "module.Contents._delete = lambda self, names: os.kill(os.getpid(), signal.SIGKILL)"
+    kill = (
+        "from frontend.state.content import Contents\n"
+        "Contents._delete = lambda self, names: os.kill(os.getpid(), signal.SIGKILL)"
+    )
     ended = _child(tmp_path, "file = asyncio.run(add(b'x'))", kill, "asyncio.run(kept.delete('', file.id))")
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     assert len(_contents(tmp_path)) == 1
@@ -306,6 +320,7 @@ def test_a_process_killed_between_the_row_and_the_content_of_a_deleted_file_leav
     assert not _contents(tmp_path)
 
 
+@in_both_places
 def test_the_sweep_leaves_a_content_whose_writer_lives_and_has_no_row_yet(tmp_path: Path) -> None:
     async def act() -> None:
         kept = _made(tmp_path)
@@ -338,14 +353,15 @@ def test_the_sweep_looks_again_after_its_lock_for_a_row_that_came_meanwhile(
         monkeypatch.setattr(kept, "_named", late)
         await kept.sweep()
         assert looks == [{file.content}, {file.content}]
-        assert _bytes(kept, file) == b"hello"
-        descriptor = kept.open(file)
+        assert await _bytes(kept, file) == b"hello"
+        descriptor = await kept.open(file)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.close(descriptor)
 
     _run(act())
 
 
+@in_both_places
 def test_a_refused_upload_leaves_nothing(tmp_path: Path) -> None:
     async def act() -> None:
         kept = _made(tmp_path)
@@ -377,11 +393,13 @@ def test_two_processes_add_and_delete_at_once_and_agree(tmp_path: Path) -> None:
         page, _ = await kept.page("")
         assert len(page) == 20
         assert {file.content for file in page} == _contents(tmp_path)
-        assert sorted(_bytes(kept, file)[0] for file in page) == sorted([*range(0, 20, 2)] * 2)
+        firsts = [(await _bytes(kept, file))[0] for file in page]
+        assert sorted(firsts) == sorted([*range(0, 20, 2)] * 2)
 
     _run(act())
 
 
+@in_both_places
 def test_a_cancelled_add_is_whole_or_not_there(tmp_path: Path) -> None:
     async def act() -> None:
         kept = _made(tmp_path)
@@ -394,11 +412,12 @@ def test_a_cancelled_add_is_whole_or_not_there(tmp_path: Path) -> None:
         page, _ = await kept.page("")
         assert {file.content for file in page} == _contents(tmp_path)
         for file in page:
-            assert _bytes(kept, file) == b"x" * 5_000
+            assert await _bytes(kept, file) == b"x" * 5_000
 
     _run(act())
 
 
+@in_both_places
 def test_a_full_disk_refuses_new_files_and_serves_the_old(tmp_path: Path) -> None:
     ended = _child(
         tmp_path,
@@ -410,7 +429,7 @@ def test_a_full_disk_refuses_new_files_and_serves_the_old(tmp_path: Path) -> Non
         "        await add(b'x' * 100_000)",
         "    except StateFull as error:",
         "        print(error.status, error)",
-        "    descriptor = kept.open(await kept.get('', old.id))",
+        "    descriptor = await kept.open(await kept.get('', old.id))",
         "    print(os.read(descriptor, 10), len(os.listdir(kept._contents._directory)))",
         "asyncio.run(act())",
     )
@@ -419,6 +438,7 @@ def test_a_full_disk_refuses_new_files_and_serves_the_old(tmp_path: Path) -> Non
     )
 
 
+@in_both_places
 def test_a_database_without_room_is_told_as_full(tmp_path: Path) -> None:
     async def act() -> None:
         kept = _made(tmp_path)
@@ -460,15 +480,16 @@ def test_a_broken_database_is_put_aside_and_its_contents_are_swept(tmp_path: Pat
     assert not _contents(tmp_path)
 
 
+@in_both_places
 def test_a_placeholder_and_an_imported_file_without_bytes_are_told_apart(tmp_path: Path) -> None:
     async def act() -> None:
         kept = _made(tmp_path)
         lost = await _added(kept, None, placeholder=Placeholder("not_produced", "no such file"), name="a.csv")
         elided = await _added(kept, None, nbytes=9_000_000)
         with pytest.raises(FilePlaceholder, match="no such file"):
-            kept.open(await kept.get("", lost.id))
+            await kept.open(await kept.get("", lost.id))
         with pytest.raises(FileElided):
-            kept.open(await kept.get("", elided.id))
+            await kept.open(await kept.get("", elided.id))
         shown = await file_object(kept, await kept.get("", lost.id))
         assert (shown["code"], shown["message"], shown["bytes"]) == ("not_produced", "no such file", 0)
         shown = await file_object(kept, await kept.get("", elided.id))
@@ -479,6 +500,7 @@ def test_a_placeholder_and_an_imported_file_without_bytes_are_told_apart(tmp_pat
     _run(act())
 
 
+@in_both_places
 def test_a_file_object_holds_a_text_or_bytes_and_leaves_out_what_is_long(tmp_path: Path) -> None:
     async def act() -> None:
         kept = _made(tmp_path)
@@ -501,6 +523,7 @@ def test_a_file_object_holds_a_text_or_bytes_and_leaves_out_what_is_long(tmp_pat
     _run(act())
 
 
+@in_both_places
 def test_slices_of_a_text_count_characters_over_the_borders_of_pieces(tmp_path: Path) -> None:
     async def act() -> None:
         kept = _made(tmp_path)
@@ -530,10 +553,12 @@ def test_slices_of_a_text_count_characters_over_the_borders_of_pieces(tmp_path: 
         ("\ud800.txt", ".txt"),
     ],
 )
+@in_both_places
 def test_names_are_base_names_without_control_characters(name: str, clean: str) -> None:
     assert clean_name(name) == clean
 
 
+@in_both_places
 def test_a_long_name_is_cut_and_keeps_its_ending() -> None:
     cut = clean_name("ä" * 300 + ".csv")
     assert len(cut.encode()) <= 255

@@ -15,6 +15,7 @@ from frontend.state.errors import StateUnavailable
 from frontend.state.sessions import Session, SessionStore
 from ipc import settings
 from ipc.errors import StateFull
+from tests.fakes.places import in_both_places, place_at
 
 T = TypeVar("T")
 CALL = {
@@ -30,7 +31,7 @@ def _run(work: Coroutine[Any, Any, T]) -> T:
 
 
 def _made(root: Path, **bounds: Any) -> SessionStore:
-    return SessionStore(root, settings.State(**bounds))
+    return SessionStore(place_at(root), settings.State(**bounds))
 
 
 def _said(*texts: str) -> list[dict[str, Any]]:
@@ -38,6 +39,7 @@ def _said(*texts: str) -> list[dict[str, Any]]:
     return [{"role": ("user", "assistant")[n % 2], "content": text} for n, text in enumerate(texts)]
 
 
+@in_both_places
 def test_a_session_is_seen_by_all_frontends_and_by_its_owner_only(tmp_path: Path) -> None:
     async def act() -> None:
         messages = [*_said("hi"), CALL, RESULT, {"role": "assistant", "content": "done"}]
@@ -57,6 +59,7 @@ def test_a_session_is_seen_by_all_frontends_and_by_its_owner_only(tmp_path: Path
     _run(act())
 
 
+@in_both_places
 def test_a_session_is_forgotten_after_a_time_without_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,6 +83,7 @@ def test_a_session_is_forgotten_after_a_time_without_use(
     _run(act())
 
 
+@in_both_places
 def test_too_many_sessions_of_a_key_push_out_the_one_used_longest_ago(tmp_path: Path) -> None:
     async def act() -> None:
         kept = _made(tmp_path, max_sessions=2)
@@ -94,6 +98,7 @@ def test_too_many_sessions_of_a_key_push_out_the_one_used_longest_ago(tmp_path: 
     _run(act())
 
 
+@in_both_places
 def test_too_many_bytes_push_out_sessions_of_the_key_with_the_most(tmp_path: Path) -> None:
     async def act() -> None:
         kept = _made(tmp_path, max_sessions_bytes=20_000)
@@ -109,6 +114,7 @@ def test_too_many_bytes_push_out_sessions_of_the_key_with_the_most(tmp_path: Pat
     _run(act())
 
 
+@in_both_places
 def test_a_conversation_goes_on_with_the_longest_then_newest_session_that_begins_it(tmp_path: Path) -> None:
     async def act() -> None:
         kept = _made(tmp_path)
@@ -129,6 +135,7 @@ def test_a_conversation_goes_on_with_the_longest_then_newest_session_that_begins
 @pytest.mark.parametrize(
     ("searched", "keyed", "keyless"), [("keys", "s", None), ("all", "s", "t"), ("none", None, None)]
 )
+@in_both_places
 def test_callers_without_a_key_meet_in_a_session_by_the_word_of_the_operator_only(
     tmp_path: Path, searched: str, keyed: str | None, keyless: str | None
 ) -> None:
@@ -143,6 +150,7 @@ def test_callers_without_a_key_meet_in_a_session_by_the_word_of_the_operator_onl
     assert settings.State().match_sessions == "keys"
 
 
+@in_both_places
 def test_a_session_of_one_visible_message_is_matched_by_no_conversation(tmp_path: Path) -> None:
     async def act() -> None:
         kept = _made(tmp_path)
@@ -153,6 +161,7 @@ def test_a_session_of_one_visible_message_is_matched_by_no_conversation(tmp_path
     _run(act())
 
 
+@in_both_places
 def test_a_state_directory_that_cannot_be_used_is_told(tmp_path: Path) -> None:
     (tmp_path / "state").write_text("no directory")
 

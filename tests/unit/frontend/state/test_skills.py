@@ -14,6 +14,7 @@ from frontend.state.archives import GUIDE, SkillFiles, from_parts
 from frontend.state.skills import CONTENTS, OpenSkill, SkillNotFound, SkillStore
 from ipc import settings
 from ipc.errors import StateFull
+from tests.fakes.places import contents_at, in_both_places, place_at
 
 T = TypeVar("T")
 
@@ -23,7 +24,7 @@ def _run(work: Coroutine[Any, Any, T]) -> T:
 
 
 def _made(root: Path, **bounds: Any) -> SkillStore:
-    return SkillStore(root, settings.State(**bounds))
+    return SkillStore(place_at(root), settings.State(**bounds))
 
 
 def _files(name: str = "Plot", script: bytes = b"print(1)") -> SkillFiles:
@@ -32,7 +33,7 @@ def _files(name: str = "Plot", script: bytes = b"print(1)") -> SkillFiles:
 
 
 def _contents(root: Path) -> list[str]:
-    return [path.name for path in (root / CONTENTS).iterdir()]
+    return contents_at(root, CONTENTS)
 
 
 def _read(skill: OpenSkill) -> dict[str, bytes]:
@@ -44,6 +45,7 @@ def _read(skill: OpenSkill) -> dict[str, bytes]:
     return found
 
 
+@in_both_places
 def test_a_skill_is_opened_by_all_frontends_and_by_its_owner_only(tmp_path: Path) -> None:
     async def act() -> None:
         skill = await _made(tmp_path).add("a", _files(), title="My plots")
@@ -63,6 +65,7 @@ def test_a_skill_is_opened_by_all_frontends_and_by_its_owner_only(tmp_path: Path
     _run(act())
 
 
+@in_both_places
 def test_versions_count_and_the_default_stays_unless_a_version_takes_its_place(tmp_path: Path) -> None:
     async def act() -> None:
         kept = _made(tmp_path)
@@ -86,6 +89,7 @@ def test_versions_count_and_the_default_stays_unless_a_version_takes_its_place(t
     _run(act())
 
 
+@in_both_places
 def test_pages_of_skills_and_versions_end_in_both_orders(tmp_path: Path) -> None:
     async def act() -> None:
         kept = _made(tmp_path)
@@ -110,6 +114,7 @@ def test_pages_of_skills_and_versions_end_in_both_orders(tmp_path: Path) -> None
     _run(act())
 
 
+@in_both_places
 def test_the_default_version_is_chosen_and_moves_when_it_is_deleted(tmp_path: Path) -> None:
     async def act() -> None:
         kept = _made(tmp_path)
@@ -136,6 +141,7 @@ def test_the_default_version_is_chosen_and_moves_when_it_is_deleted(tmp_path: Pa
     _run(act())
 
 
+@in_both_places
 def test_an_opened_skill_is_read_after_it_was_deleted(tmp_path: Path) -> None:
     async def act() -> None:
         kept = _made(tmp_path)

@@ -19,8 +19,9 @@ from frontend.access.api_keys import KeyEntry
 from frontend.access.gate import Gate, Grant
 from frontend.engine.events import Arguments, CallEnded, Finished, Mark, Past, Started, Text
 from frontend.generation.pictures import Picture, Standing
+from frontend.protocols.responses.event_bytes import encode
 from frontend.protocols.responses.runs import Movable, unpacked
-from frontend.protocols.responses.store import FILE, encode
+from frontend.protocols.responses.store import FILE
 from frontend.server.drain import Drain
 from frontend.services import Background
 from ipc import deadline

@@ -22,8 +22,8 @@ from frontend.engine.events import (
     Started,
     Text,
 )
+from frontend.protocols.responses import event_bytes, store
 from frontend.protocols.responses import output as resource
-from frontend.protocols.responses import store
 from frontend.protocols.responses.output import Output
 from frontend.protocols.responses.resources import NamedEvents
 from ipc.errors import Draining, InferenceFailed, InvalidInput, PenstockError, WorkerLost
@@ -246,15 +246,17 @@ def test_the_log_gives_events_back_with_neighbouring_texts_joined() -> None:
     ]
     kept += [*Called(0, 0, "id", "f", "{}").events(), Finished(0, "stop", "END", 3, 1), _ENDED]
     given = [Started(4), Text(0, "a"), Text(0, "b", tokens=2), *kept]
-    assert store.decode(store.encode(given)) == [Started(4), Text(0, "ab", tokens=3), *kept]
-    assert store.decode(store.encode([])) == []
+    assert event_bytes.decode(event_bytes.encode(given)) == [Started(4), Text(0, "ab", tokens=3), *kept]
+    assert event_bytes.decode(event_bytes.encode([])) == []
 
 
 def test_another_form_of_events_has_another_file() -> None:
     """Whoever changes this list raises the number of the file: rows of an older build would be read as other events."""
     assert store.FILE == "responses-3.db"
-    fields = [getattr(kind, "__struct_fields__", None) or kind.__slots__ for kind in store.KINDS]
-    assert [" ".join((kind.__name__, *names)) for kind, names in zip(store.KINDS, fields, strict=True)] == [
+    fields = [getattr(kind, "__struct_fields__", None) or kind.__slots__ for kind in event_bytes.KINDS]
+    assert [
+        " ".join((kind.__name__, *names)) for kind, names in zip(event_bytes.KINDS, fields, strict=True)
+    ] == [
         "Started prompt_tokens cached_tokens",
         "Text choice text tokens logprobs",
         "Reasoning choice text tokens logprobs",

@@ -7,6 +7,7 @@ import sqlite3
 import time
 from collections.abc import Coroutine
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,8 +15,8 @@ import orjson
 import pytest
 
 from frontend.engine.events import Ended, Event, Finished, Mark, Past, Started, Text
+from frontend.protocols.responses import event_bytes, store
 from frontend.protocols.responses import output as resource
-from frontend.protocols.responses import store
 from frontend.protocols.responses.output import Output
 from frontend.protocols.responses.store import (
     Piece,
@@ -27,6 +28,7 @@ from frontend.protocols.responses.store import (
 from ipc import settings
 from ipc.processes import liveness
 from ipc.store import store as shared_store
+from tests.fakes.places import in_both_places, place_at
 from tests.harness.server import dead_process
 
 T = TypeVar("T")
@@ -71,7 +73,7 @@ def second(tmp_path: Path) -> ResponseStore:
 
 
 def _made(root: Path, **bounds: Any) -> ResponseStore:
-    return ResponseStore(root, settings.Responses(**bounds))
+    return ResponseStore(lambda: place_at(root), settings.Responses(**bounds))
 
 
 def test_a_response_is_seen_by_all_frontends_and_after_a_restart(
@@ -88,6 +90,7 @@ def test_a_response_is_seen_by_all_frontends_and_after_a_restart(
     assert (tmp_path / store.FILE).stat().st_mode & 0o777 == 0o600
 
 
+@in_both_places
 def test_a_response_exists_for_its_owner_only(first: ResponseStore) -> None:
     async def act() -> None:
         await _put_ended(first, 1, "anna")
@@ -103,6 +106,7 @@ def test_a_response_exists_for_its_owner_only(first: ResponseStore) -> None:
     _run(act())
 
 
+@in_both_places
 def test_what_ends_first_stays(first: ResponseStore, second: ResponseStore) -> None:
     async def act() -> None:
         row = await _put_running(first, 1)
@@ -120,6 +124,7 @@ def test_what_ends_first_stays(first: ResponseStore, second: ResponseStore) -> N
     _run(act())
 
 
+@in_both_places
 def test_a_response_is_stored_once(first: ResponseStore) -> None:
     async def act() -> None:
         await _put_ended(first, 1)
@@ -129,6 +134,7 @@ def test_a_response_is_stored_once(first: ResponseStore) -> None:
     _run(act())
 
 
+@in_both_places
 def test_events_are_followed_from_another_frontend(first: ResponseStore, second: ResponseStore) -> None:
     async def act() -> None:
         await _put_running(first, 1)
@@ -143,17 +149,19 @@ def test_events_are_followed_from_another_frontend(first: ResponseStore, second:
     _run(act())
 
 
+@in_both_places
 def test_a_piece_that_comes_again_with_more_replaces_the_first(first: ResponseStore) -> None:
     async def act() -> None:
         await _put_running(first, 1)
         await first.grow({"resp_1": Piece(0, _EVENTS)})
         assert await first.finish(_whole(_begun(1)), Piece(0, [*_EVENTS, Finished(0, "stop")]))
         _, [piece] = await first.follow("resp_1", "", 0)
-        assert store.decode(piece) == [*_EVENTS, Finished(0, "stop")]
+        assert event_bytes.decode(piece) == [*_EVENTS, Finished(0, "stop")]
 
     _run(act())
 
 
+@in_both_places
 def test_a_response_with_too_many_events_keeps_none(
     first: ResponseStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,6 +179,7 @@ def test_a_response_with_too_many_events_keeps_none(
     _run(act())
 
 
+@in_both_places
 def test_a_response_whose_process_died_has_failed(
     first: ResponseStore, second: ResponseStore, tmp_path: Path
 ) -> None:
@@ -180,8 +189,8 @@ def test_a_response_whose_process_died_has_failed(
         for number in (1, 2):
             await _put_running(first, number)
             await first.grow({f"resp_{number}": Piece(0, _EVENTS)})
-        with closing(sqlite3.connect(tmp_path / store.FILE)) as connection, connection:
-            connection.execute("UPDATE responses SET runner = ? WHERE id = 'resp_1'", (runner,))
+        change = "UPDATE responses SET runner = ? WHERE id = 'resp_1'"
+        await first._rows.write(lambda connection: connection.execute(change, (runner,)))
         for each in (second, first):
             body = orjson.loads((await each.get("resp_1", "")).body)
             assert (body["status"], body["error"]["type"]) == ("failed", "internal_error")
@@ -191,12 +200,17 @@ def test_a_response_whose_process_died_has_failed(
     _run(act())
 
 
-def _lose(root: Path, runner: str, column: str = "runner") -> None:
+def _fetched(query: str, connection: sqlite3.Connection) -> Any:
+    return connection.execute(query).fetchall()
+
+
+async def _lose(kept: ResponseStore, runner: str, column: str = "runner") -> None:
     """From now on a dead process runs all responses."""
-    with closing(sqlite3.connect(root / store.FILE)) as connection, connection:
-        connection.execute(f"UPDATE responses SET {column} = ? WHERE runner != ''", (runner,))
+    change = f"UPDATE responses SET {column} = ? WHERE runner != ''"
+    await kept._rows.write(lambda connection: connection.execute(change, (runner,)))
 
 
+@in_both_places
 def test_a_response_of_a_dead_process_is_adopted_once(
     first: ResponseStore, second: ResponseStore, tmp_path: Path
 ) -> None:
@@ -207,7 +221,7 @@ def test_a_response_of_a_dead_process_is_adopted_once(
         await first.grow({"resp_1": Piece(0, _EVENTS, marks[0])})
         await first.grow({"resp_1": Piece(1, [Text(1, "lo")], marks[1])})
         assert await second.orphans() == []
-        _lose(tmp_path, dead_process())
+        await _lose(first, dead_process())
         [orphan] = await second.orphans()
         assert (await first.get("resp_1", "")).status == "in_progress", "another process goes on"
         found = await asyncio.gather(*(each.adopt(orphan) for each in (first, second)))
@@ -217,19 +231,21 @@ def test_a_response_of_a_dead_process_is_adopted_once(
         whole = Mark(7, [b"\1\0\0\0", b"\2\0\0\0"], "w", "i", 1)
         assert adopted.past == Past(adopted.events, whole, 1)
         assert await second.orphans() == [] and await second.adopt(orphan) is None
-        assert await second.finish(_whole(_begun(1)), Piece(2, [Finished(0, "stop")]))
+        runner = (first, second)[found.index(adopted)]
+        assert await runner.finish(_whole(_begun(1)), Piece(2, [Finished(0, "stop")]))
         assert (await first.get("resp_1", "")).status == "completed"
 
     _run(act())
 
 
+@in_both_places
 def test_a_process_that_has_lost_its_response_writes_nothing_more(
     first: ResponseStore, tmp_path: Path
 ) -> None:
     async def act() -> None:
         await _put_running(first, 1, b"request")
         await first.grow({"resp_1": Piece(0, _EVENTS, Mark(7, [b""]))})
-        _lose(tmp_path, dead_process())
+        await _lose(first, dead_process())
         assert await first.grow({"resp_1": Piece(1, [Text(0, "x")])}) == set()
         assert await first.grow({"resp_1": Piece(1, [])}) == set()
         assert not await first.finish(_whole(_begun(1)), Piece(1, [Text(0, "x")]))
@@ -240,12 +256,13 @@ def test_a_process_that_has_lost_its_response_writes_nothing_more(
     _run(act())
 
 
+@in_both_places
 def test_a_piece_without_a_mark_leaves_no_past(first: ResponseStore, tmp_path: Path) -> None:
     async def act() -> None:
         await _put_running(first, 1, b"request")
         await first.grow({"resp_1": Piece(0, _EVENTS, Mark(7, [b""]))})
         await first.grow({"resp_1": Piece(1, [Text(0, "x")])})
-        _lose(tmp_path, dead_process())
+        await _lose(first, dead_process())
         [orphan] = await first.orphans()
         adopted = await first.adopt(orphan)
         assert adopted is not None and adopted.past is None and len(adopted.events) == 3
@@ -253,19 +270,20 @@ def test_a_piece_without_a_mark_leaves_no_past(first: ResponseStore, tmp_path: P
     _run(act())
 
 
+@in_both_places
 def test_a_response_of_a_dead_server_has_failed_without_a_reader(
     first: ResponseStore, tmp_path: Path
 ) -> None:
     async def act() -> None:
         await _put_running(first, 1, b"request")
         dead = dead_process()
-        _lose(tmp_path, dead, "server")
+        await _lose(first, dead, "server")
         assert await first.orphans() == []
         assert (await first.get("resp_1", "")).status == "queued", "its process lives"
-        _lose(tmp_path, dead)
+        await _lose(first, dead)
         assert await first.orphans() == []
-        with closing(sqlite3.connect(tmp_path / store.FILE)) as connection:
-            [(status, whole)] = connection.execute("SELECT status, whole FROM responses").fetchall()
+        query = "SELECT status, whole FROM responses"
+        [(status, whole)] = await first._rows.read(lambda connection: connection.execute(query).fetchall())
         message = orjson.loads(whole)["error"]["message"]
         assert (status, message) == ("failed", "the server that ran this response has ended")
 
@@ -275,8 +293,8 @@ def test_a_response_of_a_dead_server_has_failed_without_a_reader(
 def test_a_response_of_another_living_server_is_left_alone(first: ResponseStore, tmp_path: Path) -> None:
     async def act() -> None:
         await _put_running(first, 1, b"request")
-        _lose(tmp_path, liveness.own_identity(), "server")
-        _lose(tmp_path, dead_process())
+        await _lose(first, liveness.own_identity(), "server")
+        await _lose(first, dead_process())
         assert await first.orphans() == []
         assert (await first.get("resp_1", "")).status == "queued"
 
@@ -303,6 +321,7 @@ def test_looking_for_responses_makes_no_file(first: ResponseStore, tmp_path: Pat
     assert _run(first.orphans()) == [] and not list(tmp_path.iterdir())
 
 
+@in_both_places
 def test_the_oldest_make_room_but_not_what_runs(tmp_path: Path) -> None:
     kept = _made(tmp_path, max_stored=3)
 
@@ -326,6 +345,7 @@ async def _there(kept: ResponseStore, numbers: int) -> list[int]:
     return found
 
 
+@in_both_places
 def test_bytes_are_bounded_with_events_and_ends(tmp_path: Path) -> None:
     kept = _made(tmp_path, max_stored_bytes=20_000)
 
@@ -341,28 +361,34 @@ def test_bytes_are_bounded_with_events_and_ends(tmp_path: Path) -> None:
         for number in (3, 4, 5):
             await kept.delete(f"resp_{number}", "")
 
+        for query, row in (
+            ("SELECT count, nbytes FROM totals", (0, 0)),
+            ("SELECT count(*) FROM events", (0,)),
+        ):
+            assert await kept._rows.read(partial(_fetched, query)) == [row]
+
     _run(act())
-    with closing(sqlite3.connect(tmp_path / store.FILE)) as connection:
-        assert connection.execute("SELECT count, nbytes FROM totals").fetchall() == [(0, 0)]
-        assert connection.execute("SELECT count(*) FROM events").fetchall() == [(0,)]
 
 
+@in_both_places
 def test_what_is_too_old_is_gone(tmp_path: Path) -> None:
     kept = _made(tmp_path, max_age_s=100.0)
 
     async def act() -> None:
         await _put_ended(kept, 1)
-        with closing(sqlite3.connect(tmp_path / store.FILE)) as connection, connection:
-            connection.execute("UPDATE responses SET created = ?", (time.time() - 101,))
+        change = "UPDATE responses SET created = ?"
+        await kept._rows.write(lambda connection: connection.execute(change, (time.time() - 101,)))
         with pytest.raises(ResponseNotFound):
             await kept.get("resp_1", "")
         await _put_ended(kept, 2)
+        query = "SELECT id FROM responses"
+        rows = await kept._rows.read(lambda connection: connection.execute(query).fetchall())
+        assert rows == [("resp_2",)]
 
     _run(act())
-    with closing(sqlite3.connect(tmp_path / store.FILE)) as connection:
-        assert connection.execute("SELECT id FROM responses").fetchall() == [("resp_2",)]
 
 
+@in_both_places
 def test_many_frontends_write_at_once(tmp_path: Path) -> None:
     stores = [_made(tmp_path) for _ in range(4)]
 
@@ -404,6 +430,7 @@ def test_a_writer_that_never_ends_is_told(tmp_path: Path, monkeypatch: pytest.Mo
     _run(act())
 
 
+@in_both_places
 def test_the_output_of_kept_events_is_that_of_the_run(first: ResponseStore) -> None:
     output = Output(_begun(1))
     output.take(_EVENTS)
@@ -422,6 +449,7 @@ def test_the_output_of_kept_events_is_that_of_the_run(first: ResponseStore) -> N
 def test_rows_of_an_older_build_are_not_read(
     first: ResponseStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    _run(first.orphans())  # The store has its file from now on.
     monkeypatch.setattr(store, "FILE", "responses-1.db")
     older = _made(tmp_path)
 
