@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import shutil
@@ -177,6 +178,10 @@ def test_nobody_comes_in_without_a_password(guarded: Broker) -> None:
         ("bridge", "$JS.API.STREAM.CREATE.KV_penstock_configs"),
         ("gateway", "$JS.API.STREAM.DELETE.KV_penstock_configs"),
         ("bridge", "$JS.API.STREAM.DELETE.KV_penstock_shared"),
+        ("bridge", "$KV.penstock_agents_responses-3.responses.0"),
+        ("bridge", "$JS.API.STREAM.CREATE.KV_penstock_files"),
+        ("bridge", "$JS.API.STREAM.MSG.GET.KV_penstock_agents_sessions-2"),
+        ("gateway", "$JS.API.STREAM.DELETE.KV_penstock_agents_responses-3"),
     ],
 )
 def test_a_user_may_not_say_what_is_for_others(guarded: Broker, user: str, subject: str) -> None:
@@ -270,6 +275,12 @@ def test_a_gateway_and_a_box_with_their_own_users_serve_without_a_refusal(
         # Too large for a message, and without an address of its own: the bytes go through the broker in chunks.
         large = near.encode("fake/echo", ["x" * 2000] * 500)
         assert large.status == 200 and len(large.json()["items"]) == 500
+        # Stored objects: a row in parts, its replacement and its end.
+        for text in ("x" * 400_000, "x"):
+            session = {"messages": [{"role": "user", "content": text}]}
+            assert near.request("PUT", "/v1/sessions/s", json.dumps(session).encode()).status == 200
+            assert text in near.get("/v1/sessions/s").body.decode()
+        assert near.request("DELETE", "/v1/sessions/s").status == 200
         for log in (one.log, near.log, guarded.log[before:]):
             assert "violation" not in log.lower(), log[-3000:]
             assert not any(secret in log for secret in LOGIN.values())
