@@ -60,7 +60,7 @@ def test_no_answer_is_wrong_under_random_kills(tmp_path: Path) -> None:
         wait_until(lambda: server.metric("penstock_worker_up") == 2, what="two workers")
         killer = Killer(server, seed=20)
         with Load(server.port, clients=CLIENTS) as load:
-            for _ in range(rounds(short=5, long=2000)):
+            for _ in range(rounds(short=3, long=2000)):
                 before, resume = load.done, time.monotonic() + killer.pause_s()
                 wait_until(
                     lambda seen=before, at=resume: load.done > seen + 5 and time.monotonic() > at,

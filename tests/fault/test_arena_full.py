@@ -124,6 +124,7 @@ def small_shm(tmp_path: Path) -> Iterator[Path]:
         yield mount
 
 
+@pytest.mark.long
 def test_a_worker_on_a_shm_that_is_too_small_exits_with_the_size_needed(
     small_shm: Path, tmp_path: Path
 ) -> None:

@@ -162,6 +162,7 @@ def test_many_disconnects_leave_nothing(server: Server) -> None:
     assert (server.frontend_pids(), server.worker_pid()) == ([frontend], worker)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("items", [500, 560, 620])
 def test_a_client_that_leaves_behind_a_large_body_is_noticed(server: Server, items: int) -> None:
     before = answered(server, "499")

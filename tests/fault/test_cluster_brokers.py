@@ -81,6 +81,7 @@ async def leader_of(stream: JetStreamContext, name: str) -> str:
     return (found.leader or "") if found is not None else ""
 
 
+@pytest.mark.long
 def test_the_death_of_any_broker_of_three_fails_no_request(near: Server, brokers: Sequence[Broker]) -> None:
     """One of the three has the connection of the gateway, one that of each box, one leads the stream of the queue."""
     with Load(near.port, 4) as load:
@@ -96,6 +97,7 @@ def test_the_death_of_any_broker_of_three_fails_no_request(near: Server, brokers
     assert not outcome.failed, (outcome.statuses, outcome.broken, outcome.bodies, outcome.wrong)
 
 
+@pytest.mark.long
 def test_streams_whose_leader_steps_down_cost_no_request_and_are_changed_as_before(
     near: Server, brokers: Sequence[Broker]
 ) -> None:

@@ -25,6 +25,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield running
 
 
+@pytest.mark.long
 def test_unary_rpcs_survive_the_death_of_one_of_two_workers(server: Server) -> None:
     wait_until(lambda: server.starts(0) and server.starts(1), what="two workers")
     with RpcLoad(address_of(server), clients=8, model="fake/slow") as load:

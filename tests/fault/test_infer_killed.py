@@ -215,6 +215,7 @@ FRONTEND = textwrap.dedent(
 )
 
 
+@pytest.mark.long
 def test_a_killed_frontend_that_holds_blocks_leaves_nothing(running: Workers, tmp_path: Path) -> None:
     marker = tmp_path / "in-flight"
     frontend = subprocess.Popen(

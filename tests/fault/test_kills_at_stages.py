@@ -85,6 +85,7 @@ def said(server: Server, prompt: str, **fields: Any) -> str:
         return stream.text
 
 
+@pytest.mark.long
 def test_before_the_first_token(server: Server, prompt: str) -> None:
     expected = said(server, prompt, **SEEDED)
     with ThreadPoolExecutor(1) as pool, stopped(server.worker_pid(0)):

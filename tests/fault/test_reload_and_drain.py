@@ -45,7 +45,7 @@ def test_reloads_under_load_fail_no_request_and_keep_the_models(tmp_path: Path) 
         worker = server.worker_pid()
         with Load(server.port, CLIENTS) as kept, Load(server.port, 4, keep_alive=False) as fresh:
             more_answers(kept)
-            for _ in range(rounds(short=2, long=100)):
+            for _ in range(rounds(short=1, long=100)):
                 reload(server, kept)
             assert_none_failed(kept)
             assert_none_failed(fresh)

@@ -270,6 +270,7 @@ def test_a_run_that_has_lost_too_many_frontends_fails_with_one_error(server: Ser
     wait_until(lambda: len(server.frontend_pids()) == 2, what="the new frontend")
 
 
+@pytest.mark.long
 def test_a_run_of_a_killed_worker_goes_on_when_the_worker_is_back(server: Server, text: str) -> None:
     id_ = _started(server, MANY_TOKENS)
     os.kill(wait_until(server.worker_pid), signal.SIGKILL)
@@ -291,6 +292,7 @@ def test_a_run_loses_frontend_and_worker_and_goes_on(server: Server) -> None:
     wait_until(lambda: len(server.frontend_pids()) == 2, what="the new frontend")
 
 
+@pytest.mark.long
 def test_a_run_of_a_server_that_was_killed_as_a_whole_has_failed(tmp_path: Path) -> None:
     server = make_server(tmp_path, (MODEL,), settings=settings(tmp_path))
     server.fresh = False

@@ -140,6 +140,7 @@ def test_a_client_that_stops_reading_is_dropped_and_its_memory_comes_back(strict
     assert strict.encode("fake/large", ["still here"]).status == 200
 
 
+@pytest.mark.long
 def test_slow_readers_beyond_the_room_for_copies_are_cut_off_and_the_arena_is_free(server: Server) -> None:
     with ExitStack() as stack:
         clients = [stack.enter_context(asked(server, f"crowd {number}")) for number in range(2)]

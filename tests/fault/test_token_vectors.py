@@ -147,6 +147,7 @@ def test_a_client_that_leaves_while_its_token_vectors_wait_for_room_leaves_nothi
     assert server.encode(MODEL, long_texts("after")).status == 200
 
 
+@pytest.mark.long
 def test_a_worker_killed_while_its_answers_are_read_and_others_wait_loses_no_answer(server: Server) -> None:
     with ExitStack() as stack:
         held = fill(server, stack)

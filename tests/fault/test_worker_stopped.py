@@ -69,6 +69,7 @@ def test_a_worker_that_stops_only_briefly_stays(server: Server) -> None:
     assert server.metric("penstock_worker_restarts_total") == before
 
 
+@pytest.mark.long
 def test_an_input_that_hangs_the_device_is_refused_and_bystanders_survive(server: Server) -> None:
     both_up(server)
     before = server.metric("penstock_worker_restarts_total")

@@ -1,6 +1,7 @@
 """Which cases of a test marked `sample` the default suite runs; the others get the mark `long`.
 
-1. `@pytest.mark.sample` keeps each value of each parameter in one case or more, instead of every combination.
+1. `@pytest.mark.sample` keeps each value of each parameter in one case or more, instead of every combination. The case
+   with the most values that no case has yet comes next, so that few cases have them all.
 2. `@pytest.mark.sample(count)` keeps so many cases, those with new values first.
 
 The choice depends on the names of the cases alone: all processes of a run make the same one, and a case that is added
@@ -42,11 +43,14 @@ def _values_of(item: pytest.Item) -> set[Hashable]:
 def choice(names: Sequence[str], values: Sequence[set[Hashable]], count: int | None = None) -> set[int]:
     """The places of the cases that are kept, of which at least one; `values` are those of each case."""
     order = sorted(range(len(names)), key=lambda at: (zlib.crc32(names[at].encode()), at))
-    kept, seen = list[int](), set[Hashable]()
-    for at in order:
-        if values[at] - seen or not kept:
-            kept.append(at)
-            seen |= values[at]
+    kept, left, seen = list[int](), list(order), set[Hashable]()
+    while left:
+        best = max(left, key=lambda at: len(values[at] - seen))
+        if kept and values[best] <= seen:
+            break
+        kept.append(best)
+        left.remove(best)
+        seen |= values[best]
     if count is not None:
-        kept = [*kept, *(at for at in order if at not in kept)][:count]
+        kept = [*kept, *left][:count]
     return set(kept)

@@ -40,7 +40,8 @@ DEVICE, PRECISION = os.environ.get("TEST_DEVICE", "cpu"), os.environ.get("TEST_P
 START_TIMEOUT_S = 240.0
 PATIENCE_S = 60.0
 """How long a test waits for what should come at once: only a failure takes so long, however busy the machine is."""
-MAX_PAUSE_S = 0.1
+MAX_PAUSE_S, MAX_DEAR_PAUSE_S = 0.1, 0.25
+"""The longest pause between two looks, and between two that take long, such as scrapes of metrics."""
 RAW_HOSTS = "a,b,example.org,fuzz,h,other,server.example,t,test,x"
 """What clients of tests that write their own heads call the server; without keys it answers to listed names only."""
 
@@ -48,16 +49,19 @@ RAW_HOSTS = "a,b,example.org,fuzz,h,other,server.example,t,test,x"
 def wait_until(condition: Callable[[], Any], timeout_s: float = PATIENCE_S, what: str = "condition") -> Any:
     """The first true value of `condition`; fails after `timeout_s`.
 
-    Looks a hundred times a second at first and ten times later on: a look may cost the server as much as a request.
+    Looks a hundred times a second at first and ten times later on. After a look that took long, such as a scrape of
+    metrics, the pause is three times as long: a look costs the server as much as many requests.
     """
     began = time.monotonic()
     while True:
+        looked = time.monotonic()
         value = condition()
         if value:
             return value
-        waited = time.monotonic() - began
-        assert waited < timeout_s, f"{what} did not hold within {timeout_s} s"
-        time.sleep(min(max(0.01, waited / 10), MAX_PAUSE_S))
+        now = time.monotonic()
+        assert now - began < timeout_s, f"{what} did not hold within {timeout_s} s"
+        pause_s = min(max(0.01, (now - began) / 10), MAX_PAUSE_S)
+        time.sleep(max(pause_s, min(3 * (now - looked), MAX_DEAR_PAUSE_S)))
 
 
 async def eventually(

@@ -141,6 +141,7 @@ def test_ports_are_tried_at_once_and_an_address_that_is_none_is_told(monkeypatch
     assert told[-1][1].startswith("transfer port odd:1 of box odd: cannot be reached from this host: ")
 
 
+@pytest.mark.long
 def test_status_shows_the_bridge_of_a_box_and_a_gateway_without_workers(tmp_path: Path) -> None:
     with broker(tmp_path / "broker") as one:
         with box(tmp_path / "a", "a", [one.url]) as a:

@@ -165,6 +165,7 @@ def test_a_pool_that_nobody_renews_ends_by_itself(pair: Pair) -> None:
     assert one.metric("sie_gateway_pool_events_total", event="created") >= 1
 
 
+@pytest.mark.long
 def test_pools_outlive_broker_and_box(bench: Pair, one_broker: Broker) -> None:
     one_broker.kill()
     wait_until(

@@ -145,6 +145,7 @@ def test_a_killed_box_gives_its_items_to_another(
     wait_until(lambda: living(near) == {"a", "b"}, what="the next life of box a")
 
 
+@pytest.mark.long
 def test_boxes_die_and_leave_under_load(near: Server, boxes: tuple[Box, Box]) -> None:
     with Load(near.port, 6) as load:
         wait_until(lambda: load.done > 50, what="traffic")

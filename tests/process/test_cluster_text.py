@@ -187,6 +187,7 @@ def test_a_client_that_leaves_ends_the_text_at_the_box(near: Server, boxes: tupl
     assert chat(near, prompt_for("a")).status == 200
 
 
+@pytest.mark.long
 def test_texts_of_a_killed_gateway_end_at_the_box(
     place: Path, one_broker: Broker, boxes: tuple[Box, Box], near: Server
 ) -> None:

@@ -185,6 +185,7 @@ def free_addresses() -> tuple[str, ...]:
     return ("--bind", f"127.0.0.1:{free_port()}", "--set", f"grpc.bind=127.0.0.1:{free_port()}")
 
 
+@pytest.mark.long
 def test_without_extras_commands_start_and_a_check_names_the_extra_of_a_model(
     bare: Path, environment: dict[str, str], tmp_path: Path
 ) -> None:

@@ -138,6 +138,7 @@ def test_a_configuration_holds_on_every_process_until_the_unload_and_a_plain_loa
     assert not kept(server)
 
 
+@pytest.mark.long
 def test_a_configuration_outlives_the_worker(server: Server) -> None:
     assert load(server, "add_sub", config=config_of(server, max_batch_size=3)).status == 200
     wait_until(lambda: server.starts(0) and server.starts(1), what="two workers")

@@ -444,6 +444,7 @@ def run_events(edge: Edge, rounds: int) -> None:
             assert outcome.statuses[200] > 100
 
 
+@pytest.mark.long
 def test_no_request_fails_through_reload_and_kills(edge: Edge) -> None:
     run_events(edge, 1)
 

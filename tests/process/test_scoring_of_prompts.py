@@ -116,7 +116,7 @@ def scores(
     return found
 
 
-@pytest.mark.sample
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("max_tokens", [0, 1])
 @pytest.mark.parametrize("model", KINDS)
 def test_a_harness_scores_twenty_prompts_as_transformers_does(

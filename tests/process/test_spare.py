@@ -7,6 +7,8 @@ import re
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.harness.server import Server, serving, wait_until
 
 
@@ -15,6 +17,7 @@ def spare_pids(server: Server) -> list[int]:
     return [int(pid) for pid in re.findall(r"spare started \(pid (\d+)\)", server.log)]
 
 
+@pytest.mark.long
 def test_a_killed_worker_is_served_again_by_the_process_that_was_the_spare(tmp_path: Path) -> None:
     settings = {"worker.spare": 1, "worker.count": 1}
     # The notify socket of a supervisor that is killed is left to the next start.

@@ -59,6 +59,7 @@ def outlast_a_reload(server: Server) -> set[int]:
     return old
 
 
+@pytest.mark.long
 def test_events_and_rpcs_that_outlast_a_reload_go_on_and_end_whole(server: Server, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     with Events(server, 3, gate_at=1, gate=gate) as events, Rpc(address_of(server)) as rpc:

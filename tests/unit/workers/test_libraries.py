@@ -99,6 +99,7 @@ print(slow == quick, len(next(iter(slow.values()))) > 3)
     assert run(program) == ["True", "True", "True"]
 
 
+@pytest.mark.long
 def test_the_model_of_a_gguf_file_is_built_without_sympy(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     gguf_models.write(path)

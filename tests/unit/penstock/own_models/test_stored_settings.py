@@ -202,7 +202,7 @@ def row(compare: Callable[[Path], None], name: str, changes: Changes, *marks: An
     return pytest.param(compare, name, changes, id=f"{name}-{json.dumps(changes)[:90]}", marks=marks)
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("compare", "name", "changes"),
     [*(row(*one) for one in ROWS), *(row(*one, pytest.mark.long) for one in MORE)],

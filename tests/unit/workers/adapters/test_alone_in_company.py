@@ -203,7 +203,7 @@ def directory_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pa
     return functools.partial(built, root)
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("family", every(FAMILIES))
 def test_alone_equals_in_company_equals_the_library(
     directory_of: Callable[[str], Path], family: Family

@@ -116,7 +116,7 @@ def llava(model_of: Callable[[str], Other]) -> Other:
     return model_of("llava")
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(3)
 def test_prompts_and_answers_are_those_of_generate(other: Other) -> None:
     assert other.adapter.sees and type(other.adapter.engine) is PlainEngine
     assert other.adapter.image_tokens > 0

@@ -37,7 +37,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ROWS = 70
 FORMS = {INT8: Int8Linear, INT4: Int4Linear, FP8: MadeLinear}
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 2e-3}
-BATCHES, STEPS, LENGTH, TESTED = 16, 240, 64, 16384
+BATCHES, STEPS, LENGTH, TESTED = 16, 160, 64, 8192
 
 
 def drawn(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -121,7 +121,7 @@ def test_weights_of_a_checkpoint_stay_as_they_are_where_their_kind_is_asked_for(
     stays(tmp_path, quantized_models.write(tmp_path, LAYOUTS[layout]), kind, form)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("has_integers", [True, False])
 @pytest.mark.parametrize(
     ("layout", "kind"),

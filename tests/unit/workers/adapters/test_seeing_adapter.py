@@ -85,7 +85,7 @@ def answer(adapter: CausalAdapter, *chats: Chat, **options: Any) -> list[list[in
     return [answers.tokens[number, 0] for number in range(len(chats))]
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(3)
 def test_a_model_that_passes_the_proof_with_a_picture_runs_in_packed_steps(
     each: Seeing,
 ) -> None:
@@ -141,7 +141,7 @@ def test_the_bytes_of_stored_features_count_as_memory_of_the_model(directory: Pa
     assert large.memory_bytes - small.memory_bytes == 8 << 20
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 def test_a_model_that_fails_the_proof_sees_with_generate_alone(
     each: Seeing, monkeypatch: pytest.MonkeyPatch
 ) -> None:

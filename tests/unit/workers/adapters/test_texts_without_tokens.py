@@ -71,7 +71,7 @@ def answer(adapter: Adapter, call: Call) -> list[bool]:
     return list(results.finite([one.rows for one in kept]))
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(
     "family", [pytest.param(one, id=f"{one.tiny}-{at}") for at, one in enumerate(READERS)]
 )

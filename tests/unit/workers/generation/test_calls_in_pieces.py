@@ -180,7 +180,7 @@ def test_of_a_key_that_stands_twice_both_members_stay() -> None:
         assert json.loads(said) == {"a": {"b": 3}}
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(("name", "answer"), NOTATIONS)
 def test_the_pieces_of_a_call_add_up_to_the_call(name: str, answer: str) -> None:
     form, source = BUILT[name][1], random.Random(answer)
@@ -210,6 +210,7 @@ def test_arguments_leave_before_the_call_has_ended(name: str, answer: str) -> No
     assert len(call.pieces) > 10
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(("name", "answer"), NOTATIONS)
 def test_a_call_that_is_cut_off_is_a_call_with_a_beginning_of_its_arguments(name: str, answer: str) -> None:
     form = BUILT[name][1]
@@ -229,7 +230,7 @@ def test_a_call_that_is_cut_off_is_a_call_with_a_beginning_of_its_arguments(name
                 assert told and told[0][1].startswith('{"a":"'), text[:end]
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(("name", "answer"), NOTATIONS)
 def test_what_breaks_off_is_told_alike_however_it_is_cut(name: str, answer: str) -> None:
     form, source = BUILT[name][1], random.Random(answer)

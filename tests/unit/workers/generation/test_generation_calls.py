@@ -123,7 +123,7 @@ def _segments(parser: OutputParser, text: str, cut: bool) -> list[Segment]:
     return [segment for letter in text for segment in parser.feed(letter, 1)] + parser.finish(cut)
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(("name", "parts"), SEVERAL)
 def test_an_answer_that_is_cut_keeps_its_complete_calls(name: str, parts: list[str]) -> None:
     form = BUILT[name][1]

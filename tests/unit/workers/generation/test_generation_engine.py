@@ -146,7 +146,7 @@ CASES = [
 both = pytest.mark.usefixtures("both_modes")
 
 
-@pytest.mark.sample(24)
+@pytest.mark.sample(14)
 @pytest.mark.parametrize(("family", "way", "ahead"), CASES)
 def test_tokens_and_log_probabilities_are_those_of_generate(
     family: str,

@@ -176,7 +176,7 @@ CASES = [
 ]
 
 
-@pytest.mark.sample
+@pytest.mark.sample(10)
 @pytest.mark.parametrize(("family", "way"), CASES)
 def test_log_probabilities_are_those_of_one_pass(family: str, way: Callable[[Any], Told]) -> None:
     told = way(causal.build(family))

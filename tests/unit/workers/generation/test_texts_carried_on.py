@@ -123,7 +123,7 @@ def unprompted(one: Heard) -> list[list[Emission]]:
     return [[entry for entry in entries if entry.kind != PROMPT] for entries in one.entries]
 
 
-@pytest.mark.sample(7)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", CASES)
 def test_a_text_goes_on_behind_every_message_as_if_its_worker_lived(name: str) -> None:
     case = CASES[name]
@@ -137,7 +137,7 @@ def test_a_text_goes_on_behind_every_message_as_if_its_worker_lived(name: str) -
         assert unprompted(heard(case, rest, first)) == unprompted(whole), died
 
 
-@pytest.mark.sample(7)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", CASES)
 def test_a_text_goes_on_behind_two_deaths(name: str) -> None:
     case, draw = CASES[name], random.Random(name)

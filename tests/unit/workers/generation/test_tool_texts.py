@@ -122,6 +122,7 @@ def test_the_functions_stand_where_the_template_has_room(source: str, system: bo
     assert "# Tools" not in template.prompt(messages, None, {}, form.wrapper or pytest.fail()).text
 
 
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("source", [GENERIC, NO_SYSTEM, TURNS, PARTS])
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ("none", "template", "harmony")])
 def test_earlier_calls_are_read_back_by_the_parser(source: str, name: str) -> None:

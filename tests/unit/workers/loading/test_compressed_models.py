@@ -100,7 +100,7 @@ def test_weights_stay_as_they_are_where_their_kind_is_asked_for(
     stays(tmp_path, compressed_models.write(tmp_path, LAYOUTS[layout]), kind, form)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("has_integers", [True, False])
 @pytest.mark.parametrize(
     ("layout", "kind"),

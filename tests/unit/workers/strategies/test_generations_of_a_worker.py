@@ -399,6 +399,7 @@ def test_a_job_that_breaks_the_model_ends_alone_and_all_others_end_well() -> Non
     worker.assert_nothing_is_left()
 
 
+@pytest.mark.sample
 @both
 @pytest.mark.parametrize("place", ["begin", "step", "text"])
 @pytest.mark.parametrize("name", LOGGED)

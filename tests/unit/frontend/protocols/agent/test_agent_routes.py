@@ -240,6 +240,7 @@ def test_an_id_that_is_too_long_is_refused(server: Server) -> None:
     assert server.get(id_).status_code == server.delete(id_).status_code == 422
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize(
     ("body", "text"),
     [
