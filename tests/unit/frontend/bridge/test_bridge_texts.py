@@ -116,6 +116,27 @@ def test_the_origin_of_a_text_is_told_once_and_again_when_it_changes() -> None:
     on_loop(scene)
 
 
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_single_piece_of_text_is_told_as_among_others(monkeypatch: pytest.MonkeyPatch, keeps: bool) -> None:
+    token = TokenLogprob(1, b"a", -0.5, [(2, b"b", -1.0)])
+    events = [Text(0, "a", 1), Text(0, "é", 2, [token]), Text(0, "", 0), Text(0, "x" * (MOST_NCHARS + 1), 3)]
+    said: list[list[Pieces]] = []
+
+    def scene() -> None:
+        stage = Stage()
+        stream = stage.stream("r.1")
+        for at, event in enumerate(events):
+            mark = Mark(1, [packed(at)], "weights", "identity") if keeps else None
+            stream.tell([event], mark, Counter({0: event.tokens}))
+            stage.texts.flush()
+        said.append(stage.said)
+
+    on_loop(scene)
+    monkeypatch.setattr("frontend.bridge.texts._usual", lambda events, mark: None)
+    on_loop(scene)
+    assert said[0] == said[1] and len(said[0]) == len(events)
+
+
 def test_ids_come_with_the_last_entry_of_their_choice_or_alone() -> None:
     def scene() -> None:
         stage = Stage()
