@@ -165,6 +165,21 @@ def test_a_weight_whose_groups_differ_too_much_for_one_scale_has_two_and_the_log
     assert layer.packed_nbytes == 2 * 48 * 96 and layer.weight.shape == (48, 96)
 
 
+@pytest.mark.parametrize("outer", [32, 100, 128])
+def test_a_narrow_layer_asks_for_more_results_than_onednn_computes_by_reference_code(outer: int) -> None:
+    stored, seen = quantize(drawn(outer, 64), INT8), []
+    layer = Int8Linear(stored, None, torch.float32, CPU)
+    run = layer._run
+
+    def counted(parts: torch.Tensor, *more: Any) -> Any:
+        seen.append(len(parts))
+        return run(parts, *more)
+
+    layer._run = counted
+    agrees(layer, stored, None, TOLERANCE[torch.float32])
+    assert min(seen) == 256 // outer + 1
+
+
 def test_layers_with_two_scales_for_each_output_join_bit_for_bit() -> None:
     weights = [grouped(96, 32, seed=seed) for seed in (3, 4)]
     layers = [PairedInt8Linear(each.in_pairs(), None, torch.float32, CPU) for each in weights]
