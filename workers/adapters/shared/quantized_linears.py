@@ -291,6 +291,7 @@ class Int8Linear(QuantizedLinear):
 
     rounding = 0.02
     words = "int8 with a scale for each output"
+    _scales: Tensor
 
     def __init__(
         self, stored: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype, device: torch.device
