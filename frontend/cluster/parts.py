@@ -99,9 +99,10 @@ class Parts:
             pieces = [await read(number * size, min(size, nbytes - number * size)) for number in numbers]
             for piece in pieces:
                 digest.update(piece)
-            async with asyncio.TaskGroup() as group:
-                for number, piece in zip(numbers, pieces, strict=True):
-                    group.create_task(self._publish(stream, f"{name}.{number}", piece))
+            named = zip(numbers, pieces, strict=True)
+            await asyncio.gather(
+                *(self._publish(stream, f"{name}.{number}", piece) for number, piece in named)
+            )
         large = Large(VERSION, name, nbytes, count, digest.digest())
         await self._publish(stream, f"{name}.all", encode(large))
         return large

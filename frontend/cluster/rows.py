@@ -341,7 +341,9 @@ class SharedRows:
         """Bring the copy up to date for ever, whenever a gateway has written."""
         while True:
             await self._wanted.wait()
-            self._wanted.clear()
+            # PERF: a write of this process is heard before the copy holds the write, which need not be asked for.
+            async with self._writing:
+                self._wanted.clear()
             try:
                 await self._fresh()
             except StoreUnreadable as error:

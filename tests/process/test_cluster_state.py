@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import signal
 import zipfile
 from collections.abc import Iterator
 from contextlib import suppress
@@ -12,30 +13,35 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.conformance.required_tool import required_tool
 from tests.fakes.held_text import hold_of
+from tests.harness import lives
+from tests.harness.agent_runs import MODEL, Run
 from tests.harness.broker import Broker
-from tests.harness.chat import MODEL, chat_catalogs
 from tests.harness.cluster import Box, box, gateway, living
 from tests.harness.server import Server, wait_until
+from tests.tiny import chat_models
 
+pytestmark = pytest.mark.long
 SKILL = "---\nname: greeting\ndescription: Greets.\n---\nSay hello.\n"
 
 
 @pytest.fixture(scope="module")
 def one(place: Path, one_broker: Broker) -> Iterator[Box]:
-    catalogs = chat_catalogs(place)
-    entry = place / "chat_catalog" / "chat.yaml"
+    catalog = place / "catalog"
+    catalog.mkdir()
+    chat_models.write_entry(catalog, MODEL, chat_models.save("chatml", place / "chatml", context=4096))
+    [entry] = catalog.glob("*.yaml")
     entry.write_text(
         entry.read_text().replace("adapter: causal", "adapter: tests.fakes.held_text:HeldAdapter")
     )
-    settings = {"catalog.dirs": catalogs, "generation.continuations": 2}
-    with box(place / "a", "a", [one_broker.url], models=(MODEL,), settings=settings) as made:
+    with box(place / "a", "a", [one_broker.url], models=(MODEL,), catalog=catalog) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
 def near(place: Path, one_broker: Broker, one: Box) -> Iterator[Server]:
-    with gateway(place / "near", [one_broker.url]) as server:
+    with gateway(place / "near", [one_broker.url], {"agent.shell": "true"}) as server:
         wait_until(lambda: living(server) == {"a"}, what="the box")
         yield server
 
@@ -124,6 +130,40 @@ def test_a_run_of_one_gateway_is_cancelled_at_the_other(near: Server, far: Serve
         wait_until(lambda: near.metric("penstock_requests_in_flight") == 0, what="the end of the run")
     finally:
         hold.unlink(missing_ok=True)
+
+
+@pytest.fixture
+def host(near: Server) -> Iterator[Server]:
+    """A gateway with a tool host beside."""
+    required_tool("bwrap")
+    with (near.run_dir / "tools.log").open("wb") as log:
+        process = lives.python("frontends", ("-m", "workers.tools"), near.environment, log.fileno())
+    try:
+        wait_until(lambda: near.metric("penstock_tool_host_up", host="tools-0") == 1, what="the tool host")
+        yield near
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+
+
+def test_a_call_of_a_tool_without_a_tool_host_beside_the_gateway_says_so(near: Server) -> None:
+    with Run(near, "alone", ["echo"], permission="auto") as run:
+        assert b"no tool host is running now" in run.rest()
+
+
+def test_a_call_at_one_gateway_is_approved_at_the_other_which_has_its_session(
+    host: Server, far: Server
+) -> None:
+    with Run(host, "both", ["echo one"]) as run:
+        id_ = run.until("agentic_tool_approval_required")["approval_id"]
+        answer = call(far, "POST", f"/v1/agent/approvals/{id_}", json={"decision": "approve"})
+        assert answer.json()["status"] in ("resolved", "queued")
+        assert run.result()["stdout"].strip() == "one"
+        again = call(far, "POST", f"/v1/agent/approvals/{id_}", json={"decision": "deny"})
+        assert (again.status_code, again.json()["status"]) == (404, "not_found")
+        run.rest()
+    session = call(far, "GET", "/v1/sessions/both").json()
+    assert "tool" in [message["role"]["Left"] for message in session["messages"]], session
 
 
 def test_another_gateway_goes_on_with_the_run_of_a_gateway_that_dies(

@@ -130,6 +130,18 @@ def test_chat_completions_are_those_of_the_local_server(near: Server, local: Ser
     assert refused[0].status == refused[1].status == 422 and refused[0].body == refused[1].body
 
 
+def test_a_stored_response_is_read_continued_and_deleted_over_the_brokers(near: Server) -> None:
+    asked = {"model": MODEL, "input": "hello", "max_output_tokens": 4}
+    first = near.post("/v1/responses", asked).json()
+    path = f"/v1/responses/{first['id']}"
+    assert near.get(path).json() == first
+    second = near.post("/v1/responses", {**asked, "previous_response_id": first["id"]})
+    assert second.status == 200, second.body
+    assert near.request("DELETE", path).status == 200
+    assert near.get(path).status == 404
+    assert not (near.run_dir / "state").exists(), "a gateway has no state of its own"
+
+
 def test_streams_messages_and_ollama_chats_are_those_of_the_local_server(near: Server, local: Server) -> None:
     texts = []
     for server in (local, near):

@@ -56,10 +56,13 @@ def test_a_connection_that_a_broker_refused_by_a_word_comes_back(
                 one.configure(most.format(count))
                 await eventually(state, f"{count} connections")
             assert end.client is not first
+            end.listen("there", lambda message: heard.append(message.data))
+            await end.client.flush()
+            end.send("there", b"later")
             end.send("here", b"again")
 
             async def arrived() -> bool:
-                return heard == [b"again"]
+                return heard == [b"later", b"again"]
 
             await eventually(arrived, "a message")
             await end.close()
