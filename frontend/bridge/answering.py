@@ -2,7 +2,8 @@
 
 1. Inputs that are too large for a message are got from the gateway.
 2. The engine of the host runs the work: its rule of retries is that of any frontend. A text leaves in pieces
-   (`texts`). A request of a sequence runs if the state of the sequence is that of its last request (`sequences`).
+   (`texts`), an answer in parts part by part (`parts`). A request of a sequence runs if the state of the sequence is
+   that of its last request (`sequences`).
 3. An answer that is too large for a message is offered to the gateway.
 """
 
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from frontend.bridge.meter import Meter
+from frontend.bridge.parts import Parts
 from frontend.bridge.results import EMPTY, Results
 from frontend.bridge.sequences import BegunSequences
 from frontend.bridge.texts import Texts
@@ -31,6 +33,7 @@ from ipc.wire.cluster import (
     ENSURE,
     KINDS,
     MOST_MESSAGE_NBYTES,
+    PARTS,
     STEP,
     TEXT,
     Carried,
@@ -78,6 +81,7 @@ class Answering:
         models: Models,
         results: Results,
         texts: Texts,
+        parts: Parts,
         sequences: BegunSequences,
         transfers: Transfers,
         meter: Meter,
@@ -86,7 +90,7 @@ class Answering:
         """`most_inline`: bytes that a result may take inside a message."""
         self._settings, self._cluster = settings, settings.cluster
         self._engine, self._models, self._results = engine, models, results
-        self._texts, self._sequences, self._transfers = texts, sequences, transfers
+        self._texts, self._parts, self._sequences, self._transfers = texts, parts, sequences, transfers
         self._meter, self._most_inline = meter, most_inline
 
     async def answer(self, running: Running, item: Item, carried: Carried, aged_s: float) -> ItemResult:
@@ -119,6 +123,8 @@ class Answering:
             self._sequences.take(running.name, work, work.step, shown, carried.stays_ms)
         if carried.kind == TEXT:
             run = self._texts.run(running.name, running.router, scope, work, payload)
+        elif carried.kind == PARTS:
+            run = self._parts.run(running.name, running.router, scope, work, payload or None)
         else:
             run = self._engine.run(scope, work, payload or None)
         with await run as answer:
@@ -177,7 +183,7 @@ def _check(kind: str, work: Work) -> None:
         raise Unsupported(f"items of the kind {kind[:32]!a} are not known to this box")
     if isinstance(work.call, GenerateCall) != (kind == TEXT) or (work.step is not None) != (kind == STEP):
         raise Unsupported(f"an item of the kind {kind!a} asks for work of another kind")
-    if work.parts:
-        raise Unsupported("answers in parts do not run between hosts yet")
+    if (work.parts > 0) != (kind == PARTS):
+        raise Unsupported(f"an item of the kind {kind!a} asks for {work.parts} parts ahead")
     if isinstance(work.call, GenerateCall) and not 1 <= work.call.n <= MAX_CHOICES:
         raise InvalidInput(f"n: {work.call.n} is not in 1 to {MAX_CHOICES}")

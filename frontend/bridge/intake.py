@@ -25,6 +25,7 @@ import msgspec
 
 from frontend.bridge.answering import Answering, Running
 from frontend.bridge.meter import Meter
+from frontend.bridge.parts import Parts
 from frontend.bridge.results import Results
 from frontend.bridge.sequences import BegunSequences
 from frontend.bridge.texts import Texts
@@ -103,6 +104,9 @@ class Intake:
         """An item, or bytes that are none, was given up."""
         self._results = Results(self._box, life)
         self._texts = Texts(self._box, life, engine, send, most_inline, settings)
+        self._parts = Parts(life, engine, send, most_inline, transfers, settings)
+        self._told: tuple[Texts | Parts, ...] = self._texts, self._parts
+        """What is told in pieces, by the kinds of items."""
         self._sequences = BegunSequences(now_ns)
         self._answering = Answering(
             settings,
@@ -110,6 +114,7 @@ class Intake:
             models,
             self._results,
             self._texts,
+            self._parts,
             self._sequences,
             transfers,
             meter,
@@ -263,7 +268,9 @@ class Intake:
         except Exception:
             log.exception("item %s failed", item.work_item_id)
             result = self._results.failed(item, carried.attempt, PenstockError("internal error"))
-        if (pieces := self._texts.pieces_of(running.name)) and result.penstock is not None:
+        if (
+            pieces := sum(told.pieces_of(running.name) for told in self._told)
+        ) and result.penstock is not None:
             outcome = msgspec.structs.replace(result.penstock, pieces=pieces)
             result = msgspec.structs.replace(result, penstock=outcome)
         self._meter.ended(item.model_id, item.operation, (time.monotonic_ns() - began_ns) / 1e9)
@@ -301,7 +308,8 @@ class Intake:
             self._meter.inflight.inc(-1)
         if running is None:
             return
-        self._texts.forget(name)
+        for told in self._told:
+            told.forget(name)
         self._settle(running, ACK)
         self.kept_nbytes -= running.nbytes if running.result else 0
         self._transfers.withdraw(running.large)
@@ -316,7 +324,8 @@ class Intake:
             self.counts["unreadable"] += 1
             return
         if isinstance(word, Taken):
-            self._texts.taken(word)
+            for told in self._told:
+                told.taken(word)
             return
         mine = [name for name in word.ids if name.startswith(f"{word.router}.")]
         if isinstance(word, Got):
@@ -348,7 +357,8 @@ class Intake:
     def _asked(self, router: str, names: list[str]) -> None:
         missing = []
         for name in names:
-            self._texts.say_again(name)
+            for told in self._told:
+                told.say_again(name)
             if name in self._running:
                 self._claim(router, name, "")
             elif name in self._kept:
@@ -376,8 +386,9 @@ class Intake:
                     del self._gateways[router]
         if now_ns - self._rested_ns >= REST_S * 1e9:
             self._rested_ns = now_ns
-            for stream in self._texts.resting:
-                self._claim(stream.router, stream.name, "")
+            for told in self._told:
+                for stream in told.resting:
+                    self._claim(stream.router, stream.name, "")
         before_ns = now_ns - int(self._cluster.keep_results_s * 1e9)
         while self._kept and next(iter(self._kept.values())).ended_ns < before_ns:
             self._forget(next(iter(self._kept)))

@@ -13,12 +13,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
+from frontend.bridge.relays import Relay, Relays
 from frontend.engine.answer import Answer
 from frontend.engine.events import (
     Arguments,
@@ -39,7 +39,7 @@ from frontend.engine.interface import Engine
 from frontend.records.finishing import TextMeter
 from frontend.scope import RequestScope
 from ipc.settings import Settings
-from ipc.wire.cluster import MOST_IDS, VERSION, Taken, encode
+from ipc.wire.cluster import VERSION, encode
 from ipc.wire.cluster_names import texts as texts_of
 from ipc.wire.cluster_text import Before, Origin, Pieces, read_before
 from ipc.wire.messages import GenerateCall, Work
@@ -71,9 +71,6 @@ PIECE_NBYTES = 16 << 10
 """A piece with more than this is cut between its entries."""
 MOST_NCHARS, PROMPT_TOKENS = 4096, 64
 """Most text, and most tokens of a prompt, in one entry."""
-MESSAGE_NBYTES = 128 << 10
-KEPT_NBYTES = 1 << 20
-"""A text with more bytes in pieces that the gateway has not confirmed rests."""
 ENTRY_NBYTES = 48
 """Of an entry in a message beside its text; about as much again in memory."""
 UUID_NCHARS = 36
@@ -167,19 +164,13 @@ class RelayedPace(Pace):
         self._on_held()
 
 
-class TextStream:
+class TextStream(Relay[Piece]):
     """One text on its way to a gateway."""
 
     def __init__(self, name: str, router: str, on_news: Callable[[TextStream], None]) -> None:
         """`on_news` is told when something waits, until `cut` takes what waits."""
-        self.name, self.router, self._on_news = name, router, on_news
-        self.number = 0
-        """Of the last piece."""
-        self.kept: deque[Piece] = deque()
-        self._kept_nbytes = self._taken_nbytes = 0
-        self._flow, self._room = Flow(WINDOW_NBYTES), asyncio.Event()
-        self.rests = False
-        """Whether the text waits for its gateway."""
+        super().__init__(name, router, Flow(WINDOW_NBYTES))
+        self._on_news = on_news
         self._waiting: list[Entry] = []
         self._wholes: list[int] = []
         """How much of what waits had come after each call of `_put`: up to there ids and text are whole."""
@@ -224,19 +215,6 @@ class TextStream:
         self._wholes.append(len(self._waiting))
         self._flow.sent(sum(_window_nbytes(entry) for entry in entries))
 
-    @property
-    def has_room(self) -> bool:
-        """Whether the gateway takes more."""
-        return self._flow.open and self._kept_nbytes < KEPT_NBYTES
-
-    async def room(self) -> None:
-        """Wait until the gateway takes more."""
-        while not self.has_room:
-            self.rests = True
-            self._room.clear()
-            await self._room.wait()
-        self.rests = False
-
     def cut(self) -> list[Piece]:
         """What waits, as pieces, which are kept."""
         pieces: list[Piece] = []
@@ -244,22 +222,11 @@ class TextStream:
         wholes, self._wholes = self._wholes, []
         end = 0
         for some, nbytes in _parted(waiting):
-            self.number += 1
             end += len(some)
             origin, self._origin = self._origin, None
-            pieces.append(Piece(self.number, some, origin, nbytes, end not in wholes))
-            self._kept_nbytes += nbytes
-        self.kept += pieces
+            piece = Piece(self.number + 1, some, origin, nbytes, end not in wholes)
+            pieces.append(self._keep(piece))
         return pieces
-
-    def taken(self, number: int, nbytes: int) -> None:
-        """The gateway has all pieces up to `number`, and its client has taken so many bytes."""
-        while self.kept and self.kept[0].number <= number:
-            self._kept_nbytes -= self.kept.popleft().nbytes
-        if nbytes > self._taken_nbytes:
-            self._flow.taken(nbytes - self._taken_nbytes)
-            self._taken_nbytes = nbytes
-        self._room.set()
 
 
 def _window_nbytes(entry: Entry) -> int:
@@ -355,7 +322,7 @@ def _prompt_entries(event: Prompted) -> Iterator[Entry]:
         begin = end
 
 
-class Texts:
+class Texts(Relays[TextStream, Piece]):
     """All texts of one life of a bridge that run, or whose result is kept."""
 
     def __init__(
@@ -368,13 +335,9 @@ class Texts:
         settings: Settings,
     ) -> None:
         """`most_inline`: bytes that a message may take."""
-        self._box, self._life, self._engine, self._send = box, life, engine, send
-        self._most_inline, self._idle_s = most_inline, settings.generation.idle_timeout_s
-        self._streams: dict[str, TextStream] = {}
-        self._news: dict[str, list[TextStream]] = {}
-
-    def __len__(self) -> int:
-        return len(self._streams)
+        super().__init__(send, most_inline)
+        self._box, self._life, self._engine = box, life, engine
+        self._idle_s = settings.generation.idle_timeout_s
 
     async def run(
         self, name: str, router: str, scope: RequestScope, work: Work, before: bytes | memoryview
@@ -396,30 +359,7 @@ class Texts:
             assert generation.result is not None
             return generation.result
 
-    def _note(self, stream: TextStream) -> None:
-        if not self._news:
-            asyncio.get_running_loop().call_soon(self.flush)
-        self._news.setdefault(stream.router, []).append(stream)
-
-    def flush(self) -> None:
-        """Send what waits: one message for each gateway, or a few of `MESSAGE_NBYTES`."""
-        news, self._news = self._news, {}
-        for router, streams in news.items():
-            self._say(router, [(stream.name, piece) for stream in streams for piece in stream.cut()])
-
-    def _say(self, router: str, pieces: Sequence[tuple[str, Piece]]) -> None:
-        most = min(MESSAGE_NBYTES, self._most_inline())
-        some, nbytes = list[tuple[str, Piece]](), 0
-        for name, piece in pieces:
-            if some and (nbytes + piece.nbytes > most or len(some) == MOST_IDS):
-                self._send(texts_of(router), encode(self._message(some)))
-                some, nbytes = [], 0
-            some.append((name, piece))
-            nbytes += piece.nbytes + len(name)
-        if some:
-            self._send(texts_of(router), encode(self._message(some)))
-
-    def _message(self, pieces: Sequence[tuple[str, Piece]]) -> Pieces:
+    def _message(self, router: str, pieces: Sequence[tuple[str, Piece]]) -> tuple[str, bytes]:
         places = [place for place, (_, piece) in enumerate(pieces) for _ in piece.entries]
         entries = [entry for _, piece in pieces for entry in piece.entries]
         deltas = Deltas(
@@ -443,35 +383,8 @@ class Texts:
         origins = {place: piece.origin for place, (_, piece) in enumerate(pieces) if piece.origin is not None}
         names, numbers = [name for name, _ in pieces], [piece.number for _, piece in pieces]
         opened = [place for place, (_, piece) in enumerate(pieces) if piece.is_open]
-        return Pieces(VERSION, self._box, self._life, names, numbers, deltas, origins, opened)
-
-    @property
-    def resting(self) -> Iterator[TextStream]:
-        """The texts that wait for their gateways."""
-        return (stream for stream in self._streams.values() if stream.rests)
-
-    def pieces_of(self, name: str) -> int:
-        """How many pieces an item has told, all of them sent."""
-        if (stream := self._streams.get(name)) is None:
-            return 0
-        self.flush()
-        return stream.number
-
-    def taken(self, word: Taken) -> None:
-        """A gateway tells what it has of its texts."""
-        for name, number, nbytes in zip(word.ids, word.numbers, word.nbytes, strict=True):
-            stream = self._streams.get(name)
-            if stream is not None and stream.router == word.router:
-                stream.taken(number, nbytes)
-
-    def say_again(self, name: str) -> None:
-        """The gateway asks for an item: send the pieces that it has not confirmed."""
-        if (stream := self._streams.get(name)) is not None and stream.kept:
-            self._say(stream.router, [(name, piece) for piece in stream.kept])
-
-    def forget(self, name: str) -> None:
-        """Nobody waits for an item any more."""
-        self._streams.pop(name, None)
+        told = Pieces(VERSION, self._box, self._life, names, numbers, deltas, origins, opened)
+        return texts_of(router), encode(told)
 
 
 def _past(before: Before) -> Past:

@@ -5,8 +5,8 @@
 3. The gateway asks a box that is silent about an item for `ask_after_s`, and every box after a reconnect, since a
    result that passes a dying broker is lost without a word. If a box says that it lacks an item, another box gets it.
 4. The first answer counts. Later ones are counted and dropped. Boxes whose answer nobody needs are told so.
-5. A text goes directly, and never to two boxes under one id: each box gets it under another. Once pieces of the text
-   have come, the loss of the box is the end of the item (`BoxLost`), and whoever reads the text has the rest written.
+5. What is answered in pieces goes directly, and never to two boxes under one id: each box gets it under another. Once
+   pieces have come, the loss of the box is the end of the item (`BoxLost`). Who reads a text has the rest written.
 
 6. A request of a sequence goes directly to its home, which answers it or nobody. What the box had when it died is lost
    with the state (`SequenceLost`). If the box is heard again it learns which requests their clients believe lost.
@@ -100,8 +100,8 @@ class Dispatch:
         """By life, requests of sequences that the box may have run although their clients were told otherwise."""
         self.counts: Counter[tuple[str, str]] = Counter()
         """(what, label): lane by `queue` or `direct`, resent by reason, duplicate, dropped and claims without."""
-        self.on_ask: Callable[[Iterable[Held]], None] = lambda helds: None
-        """Told of texts before their boxes are asked."""
+        self.on_ask: list[Callable[[Iterable[Held]], None]] = []
+        """Told of items that are answered in pieces before their boxes are asked."""
         boxes.on_death = self._died
 
     def begin(self, held: Held) -> None:
@@ -164,9 +164,9 @@ class Dispatch:
                 self._again(held, "pool")
 
     def _again(self, held: Held, reason: Resent) -> None:
-        if held.is_text and held.attempt:
+        if held.in_pieces and held.attempt:
             if held.pieces:
-                lost = f"the box of this text is lost: {reason}"
+                lost = f"the box of this answer is lost: {reason}"
                 self._fail(held, BoxLost(lost, suspect=reason == DIED, retry_after_s=1))
                 return
             self._rename(held)
@@ -246,7 +246,8 @@ class Dispatch:
             error = from_code(
                 result.error_code, result.error, retry_after_s=outcome.retry_after_s, detail=outcome.detail
             )
-            if result.error_code in BUSY and (held.step is None or isinstance(error, Draining)):
+            stays = held.step is not None or (held.in_pieces and held.pieces)
+            if result.error_code in BUSY and (not stays or isinstance(error, Draining)):
                 held.tried.add(box.life)
                 if not isinstance(error, Draining):
                     held.refusal = error
@@ -283,6 +284,19 @@ class Dispatch:
         if held.step is not None:
             self._lose(held, life)
         elif held.losses >= MOST_LOSSES:
+            self._fail(held, error)
+        else:
+            self._again(held, "transfer")
+
+    def leave(self, held: Held, life: str, error: PenstockError) -> None:
+        """A piece did not come from a box: the item runs elsewhere, or ends with `error` if it has lost two boxes."""
+        if life not in held.boxes or held.future.done():
+            return
+        self._forget(life, held)
+        self.drop(life, held.id)
+        held.tried.add(life)
+        held.losses += 1
+        if held.losses >= MOST_LOSSES:
             self._fail(held, error)
         else:
             self._again(held, "transfer")
@@ -404,11 +418,12 @@ class Dispatch:
                     self._again(held, "silence")
                 continue
             held.heard_ns = now_ns
-            if held.is_text:
+            if held.in_pieces:
                 texts.append(held)
             for life in held.boxes:
                 asked.setdefault(life, []).append(held.id)
-        self.on_ask(texts)
+        for tell in self.on_ask:
+            tell(texts)
         for life, items in asked.items():
             self._tell(life, Ask, items)
 

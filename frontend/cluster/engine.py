@@ -1,7 +1,7 @@
 """The engine of a gateway: plans become items of the gateway, results become answers.
 
 A request is one item; a large one has been cut before (`pieces`). Generated text (`texts`) and sequences (`sequences`)
-have homes. Answers in parts need one, which this engine does not give yet: they are refused.
+have homes. Text and answers in parts (`answers`) come in pieces before their end.
 """
 
 from __future__ import annotations
@@ -25,14 +25,12 @@ from frontend.engine.interface import Engine, NoBlocks, Payload, bytes_of
 from frontend.scope import ANY_BOX, Choice, RequestScope
 from frontend.server.drain import Drain
 from ipc import deadline
-from ipc.errors import DeadlineExceeded, NoReplica, SequenceLost, Unsupported, WorkerCrashed
+from ipc.errors import DeadlineExceeded, NoReplica, SequenceLost, WorkerCrashed
 from ipc.settings import Settings
 from ipc.wire.cluster import ENSURE, MOST_NBYTES, RUN, STEP, ItemResult, Offer, Outcome, read_answer
 from ipc.wire.messages import EncodeCall, Work
 
 log = logging.getLogger(__name__)
-
-NO_HOME = "is not built yet for a cluster of several hosts; ask a box for it directly"
 
 
 class ClusterEngine(Engine):
@@ -124,9 +122,12 @@ class ClusterEngine(Engine):
     async def stream(
         self, scope: RequestScope, work: Work, payload: Payload = None
     ) -> AsyncIterator[AnswerStream]:
-        """Refused; see the module. Raises `Unsupported`."""
-        raise Unsupported(f"an answer in parts {NO_HOME}")
-        yield
+        """Run planned work that is answered in parts; see `Engine.stream` and `frontend.cluster.answers`."""
+        parts, run = await self._gateway.parts.stream(scope, work, bytes(bytes_of(payload)))
+        with parts:
+            yield parts
+            if (end := parts.result) is not None:
+                _note(scope, end, run.sent_ns)
 
     @asynccontextmanager
     async def generate(

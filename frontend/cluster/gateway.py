@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from nats.aio.msg import Msg
 
+from frontend.cluster.answers import Parts
 from frontend.cluster.boxes import Box, Boxes
 from frontend.cluster.broker import Broker, lasting, readable
 from frontend.cluster.directory import ClusterModels
@@ -35,8 +36,8 @@ from ipc.logs import Seldom
 from ipc.settings import Settings
 from ipc.wire.cluster import (
     ENSURE,
+    PARTS,
     RUN,
-    STEP,
     TEXT,
     VERSION,
     BoxBeat,
@@ -101,6 +102,8 @@ class Gateway:
             self._why_not,
             settings.limits.restart_wait_s,
         )
+        self.transfers = Transfers(cluster, self.router, f"gateway {self.router}")
+        self.parts = Parts(self, self.transfers)
         self.texts = Texts(self, settings.generation, on_carried, on_kept)
         self._numbers = itertools.count(1)
         self._state = GatewayState(settings, self.broker, self.names, self.models, self.router, slot)
@@ -109,11 +112,10 @@ class Gateway:
         self.broker.listen(inbox(self.router), self._answered)
         self.broker.listen(self.names.box_beat("*"), self._beat)
         self.broker.listen(self.names.box_health("*"), self._health)
-        self.broker.on_up += [self.texts.resume, self.dispatch.resume]
+        self.broker.on_up += [self.texts.resume, self.parts.resume, self.dispatch.resume]
         self.queues = Queues(self.broker, self.names, cluster)
         self.queues.on_trouble = self.dispatch.leave_queue
         self.pools.on_removed, self.pools.on_left = self.dispatch.leave_pool, self._pool_left
-        self.transfers = Transfers(cluster, self.router, f"gateway {self.router}")
         self._seldom = Seldom(log)
         self._unreadable = self.offloads = 0
         self._times: list[tuple[str, str, float]] = []
@@ -174,6 +176,7 @@ class Gateway:
                 self.queues.tick()
                 self.dispatch.tick()
             self.texts.tick()
+            self.parts.tick()
             await asyncio.sleep(TICK_S)
 
     async def _live(self) -> None:
@@ -208,6 +211,8 @@ class Gateway:
                 self.dispatch.missing(word.life, word.ids)
         elif kind == "texts":
             self._unreadable += not self.texts.hear(message.data)
+        elif kind == "parts":
+            self._unreadable += not self.parts.hear(message.data)
         elif kind.startswith("queued."):
             _, _, place = kind.partition(".")
             pool, _, item = place.partition(".")
@@ -264,8 +269,9 @@ class Gateway:
         if held.step is not None:
             box, held.stays_ms = self.models.keeper(held.plan, held.tried, held.choice)
             return box
-        if not held.is_text:
-            return self.models.choose(held.model, held.tried, held.choice)
+        if held.kind != TEXT:
+            kind = PARTS if held.kind == PARTS else RUN
+            return self.models.choose(held.model, held.tried, held.choice, kind)
         texts = self.texts.at_boxes
         return self.models.home(held.model, held.tried, held.choice, held.beginning, texts, held.identity)
 
@@ -273,7 +279,7 @@ class Gateway:
         assert isinstance(held, Sent)
         if held.step is not None:
             return self.models.why_no_keeper(held.plan, held.choice)
-        return self.models.why_unavailable(held.model, held.choice, TEXT if held.is_text else RUN)
+        return self.models.why_unavailable(held.model, held.choice, held.kind if held.in_pieces else RUN)
 
     def item(
         self,
@@ -292,7 +298,7 @@ class Gateway:
         try:
             encoded = encode(work)
             if kind != ENSURE and self.poison:
-                self.poison.check(work.model, work.call, payload if kind in (RUN, STEP) else b"")
+                self.poison.check(work.model, work.call, payload if kind != TEXT else b"")
         except _UNSAYABLE as error:
             raise InvalidInput(f"the request has a value that no message can hold: {error}") from error
         return Sent(

@@ -12,7 +12,7 @@ from ipc.wire.messages import Step, Work
 
 
 class BoxLost(WorkerLost):
-    """A box that has told a part of a text is gone, or gave the rest back. `suspect`: the box died."""
+    """A box that has told a part of an answer is gone, or gave the rest back. `suspect`: the box died."""
 
 
 @dataclass(slots=True, eq=False)
@@ -24,7 +24,8 @@ class Held:
     refused it. `acks`: by life, the subject that returns the delivery of a claimed item to the queue. `heard_ns`: time
     of the last message about the item. `deaths` are boxes that died with the claimed item, in `deaths_alone` of them
     this gateway had no other item there. `stranded_ns`: since when no box takes the item, 0 while a box has it.
-    `is_text`: the item is a text, of which `pieces` have come in their order. `step`: its place in a sequence.
+    `in_pieces`: the item is answered in pieces, of which `pieces` have come in their order. `step`: its place in a
+    sequence.
     """
 
     id: str
@@ -45,7 +46,7 @@ class Held:
     stranded_ns: int = 0
     refusal: PenstockError | None = None
     choice: Choice = ANY_BOX
-    is_text: bool = False
+    in_pieces: bool = False
     pieces: int = 0
     step: Step | None = None
 

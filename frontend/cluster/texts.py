@@ -15,44 +15,30 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
+from collections.abc import Callable
 
-from frontend.cluster.boxes import Box, Boxes
 from frontend.cluster.broker import readable
-from frontend.cluster.dispatch import GRACE_NS, Dispatch
-from frontend.cluster.items import BoxLost, Held, Sent
+from frontend.cluster.items import BoxLost, Sent
+from frontend.cluster.runs import Office, Run, Runs
 from frontend.engine.events import Pace, Past
 from frontend.engine.streams import homes
 from frontend.engine.streams.carrying import CarriedText
 from frontend.engine.streams.delta_stream import DeltaStream
-from frontend.engine.streams.incoming import TEXT_KINDS, Delivery, TextTaker
+from frontend.engine.streams.incoming import TEXT_KINDS, TextTaker
 from frontend.engine.streams.progress import KeptIds
-from frontend.scope import Choice, RequestScope
+from frontend.scope import RequestScope
 from ipc.errors import (
-    DeadlineExceeded,
     Draining,
     PenstockError,
     ProtocolError,
-    QueueUnavailable,
-    WorkerCrashed,
 )
-from ipc.logs import Seldom
 from ipc.settings import Generation
 from ipc.wire.cluster import (
-    IDS_EACH,
     TEXT,
     VERSION,
-    ItemResult,
-    Outcome,
-    Taken,
-    ToBox,
     encode,
-    read_answer,
 )
 from ipc.wire.cluster_text import Before, Origin, Pieces, read_pieces
 from ipc.wire.messages import GenerateCall, Work
@@ -60,8 +46,6 @@ from ipc.wire.streams import Deltas, nbytes_of
 
 log = logging.getLogger(__name__)
 
-TELL_EVERY_S = 0.02
-TELL_PIECES = 32
 MOST_OPEN_NBYTES = 8 << 20
 """Most bytes of a text that wait for the ids of its tokens."""
 ENTRY_NBYTES = 48
@@ -70,47 +54,15 @@ MOST_MOVES = 5
 """So often a text may go on elsewhere beyond `generation.continuations`: a box that gives a text back has not died."""
 
 
-class Office(Protocol):
-    """What texts need of their gateway."""
-
-    router: str
-    boxes: Boxes
-    dispatch: Dispatch
-
-    def item(
-        self, kind: str, work: Work, payload: bytes, deadline_ns: int, start_by_ns: int, *, choice: Choice
-    ) -> Sent:
-        """A new item. Raises `InvalidInput` for work with a value that no message can hold.
-
-        Raises `InputRefused` for an input on which workers or boxes have died.
-        """
-
-    async def post(self, sent: Sent) -> None:
-        """Give an item to `dispatch`. Raises as `Dispatch.begin` does."""
-
-    def close(self, sent: Sent) -> None:
-        """Nobody waits for an item any more. Safe to call twice."""
-
-    def judge(self, sent: Sent) -> None:
-        """Note the input of an item on which boxes have died, if they have."""
-
-    def word(self, box: Box, word: ToBox) -> None:
-        """Tell a box. Raises `QueueUnavailable` without a broker."""
-
-
-class TextRun:
-    """One run of a text at one box, the `Source` of a stream of text. `worker` names the box, at the end the worker."""
+class TextRun(Run):
+    """One run of a text at one box, the `Source` of a stream of text."""
 
     def __init__(self, texts: Texts, held: Sent, on_origin: Callable[[Origin], None]) -> None:
-        self._texts, self.held, self.on_origin = texts, held, on_origin
-        self.worker, self.uuid = "", "cpu"
+        super().__init__(texts, held)  # type: ignore[arg-type]
+        self.on_origin = on_origin
         self.texts: dict[int, TextTaker] = {}
-        self.final: asyncio.Future[Delivery] = held.future.get_loop().create_future()
-        self.sent_ns = time.monotonic_ns()
-        self.told_pieces = self.taken_nbytes = 0
         self._open: list[tuple[Deltas, int]] = []
         self._open_nbytes = 0
-        held.future.add_done_callback(self._answered)
 
     def keep(self, deltas: Deltas, at: int) -> None:
         """An entry of an open piece has arrived: its text is told once the ids for it are there."""
@@ -141,50 +93,18 @@ class TextRun:
 
     def text_taken(self, request: int, nbytes: int) -> None:
         """The client has taken so many bytes more."""
-        self.taken_nbytes += nbytes
-        self._texts.owe(self)
+        self.took(nbytes)
 
-    def release(self, result: object, arena: object) -> None:
-        """A text leases nothing."""
-
-    def rest(self, request: int) -> None:
-        """No queue counts the text here."""
-
-    def cancel(self, request: int) -> None:
-        """The caller has gone."""
-        self._texts.end(self)
-
-    def abandon(self, request: int, future: asyncio.Future[Delivery]) -> None:
-        """The caller was cancelled."""
-        self._texts.end(self)
-
-    def fail(self, error: PenstockError) -> None:
-        """End the run with an error."""
-        if not self.held.future.done():
-            self.held.future.set_exception(error)
-
-    def _answered(self, future: asyncio.Future[tuple[ItemResult, Outcome]]) -> None:
-        if future.cancelled():
-            return
-        self._texts.end(self)
-        error = future.exception()
-        if error is None:
-            result, outcome = future.result()
-            try:
-                answer = read_answer(outcome.result)
-            except ProtocolError as unreadable:
-                error = unreadable
-            else:
-                self.worker, self.uuid = result.worker_id, outcome.uuid
-                self.final.set_result(Delivery(answer, None, b""))
-        if error is not None:
-            self.final.set_exception(error)
-        if isinstance(error, WorkerCrashed):
-            self._texts.judge(self)
+    def look(self, now_ns: int) -> None:
+        """See `Run.look`."""
+        for taker in list(self.texts.values()):
+            taker.look(now_ns)
 
 
-class Texts:
+class Texts(Runs[TextRun]):
     """All texts of one gateway."""
+
+    what = "the text"
 
     def __init__(
         self,
@@ -195,41 +115,15 @@ class Texts:
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         """`on_carried` is told how a text went on whose box was lost, `on_kept` of changes of `kept_ids` in bytes."""
-        self._office, self.on_carried, self._now_ns = office, on_carried, now_ns
+        super().__init__(office, now_ns)
+        self.on_carried = on_carried
         self.kept_ids = KeptIds(settings.continuations, settings.continuation_bytes, on_kept)
-        self._seldom = Seldom(log)
-        self._runs: dict[Held, TextRun] = {}
-        self._owed: set[TextRun] = set()
-        office.dispatch.on_ask = self._asked
-
-    def __len__(self) -> int:
-        return len(self._runs)
 
     async def begin(self, sent: Sent, on_origin: Callable[[Origin], None]) -> TextRun:
         """Send an item; returns its run. Raises as `Office.post` does."""
-        run = self._runs[sent] = TextRun(self, sent, on_origin)
-        try:
-            await self._office.post(sent)
-        except BaseException:
-            self.end(run)
-            raise
+        run = TextRun(self, sent, on_origin)
+        await self.post(run)
         return run
-
-    def end(self, run: TextRun) -> None:
-        """Nobody reads the run any more. Safe to call twice."""
-        self._runs.pop(run.held, None)
-        self._owed.discard(run)
-        self._office.close(run.held)
-        run.held.future.cancel()
-
-    def judge(self, run: TextRun) -> None:
-        """A run ends since workers or boxes have died on its input."""
-        self._office.judge(run.held)
-
-    @property
-    def at_boxes(self) -> Mapping[str, int]:
-        """How many texts of this gateway each life of a box has."""
-        return Counter(life for held in self._runs for life in held.boxes)
 
     def hear(self, data: bytes) -> bool:
         """Pieces of texts have arrived; false for bytes that are none."""
@@ -239,13 +133,12 @@ class Texts:
         return pieces is not None
 
     def _take(self, pieces: Pieces) -> None:
-        box, dispatch = self._office.boxes.by_life.get(pieces.life), self._office.dispatch
-        if box is None or box.name != pieces.box:
-            dispatch.counts["dropped", "unknown box"] += 1
+        box = self.box_of(pieces.life, pieces.box)
+        if box is None:
             return
         now_ns = self._now_ns()
         runs = [
-            self._next(box, name, number, now_ns)
+            self.next(box, name, number, now_ns)
             for name, number in zip(pieces.names, pieces.numbers, strict=True)
         ]
         takers = [None if run is None else run.texts.get(0) for run in runs]
@@ -272,77 +165,6 @@ class Texts:
             if (run := runs[place]) is not None:
                 run.on_origin(origin)
 
-    def _next(self, box: Box, name: str, number: int, now_ns: int) -> TextRun | None:
-        """The run whose next piece has come; None for a piece that nobody reads, or that was read, or behind a gap."""
-        dispatch = self._office.dispatch
-        held = dispatch.items.get(name)
-        run = None if held is None else self._runs.get(held)
-        if run is None or box.life not in run.held.boxes:
-            dispatch.drop(box.life, name)
-            return None
-        held = run.held
-        if held.future.done():
-            return None
-        if number != held.pieces + 1:
-            if number > held.pieces:
-                self.owe(run)
-                dispatch.counts["resent", "gap"] += dispatch.ask_soon(held)
-            return None
-        held.pieces, held.heard_ns = number, now_ns
-        held.claimed.add(box.life)
-        run.worker = box.name
-        if number - run.told_pieces >= TELL_PIECES:
-            self.owe(run)
-        return run
-
-    def owe(self, run: TextRun) -> None:
-        """The box of a run shall hear what has come and what was taken: soon, with others."""
-        if not self._owed:
-            run.final.get_loop().call_later(TELL_EVERY_S, self.say_taken)
-        self._owed.add(run)
-
-    def say_taken(self) -> None:
-        """Tell all boxes what has come and what was taken since the last word."""
-        owed, self._owed = self._owed, set()
-        by_life: dict[str, list[TextRun]] = {}
-        for run in owed:
-            run.told_pieces = run.held.pieces
-            for life in run.held.boxes:
-                by_life.setdefault(life, []).append(run)
-        for life, runs in by_life.items():
-            box = self._office.boxes.by_life.get(life)
-            if box is None:
-                continue
-            for at in range(0, len(runs), IDS_EACH):
-                some = runs[at : at + IDS_EACH]
-                ids, numbers = [run.held.id for run in some], [run.held.pieces for run in some]
-                word = Taken(VERSION, self._office.router, ids, numbers, [run.taken_nbytes for run in some])
-                try:
-                    self._office.word(box, word)
-                except QueueUnavailable:
-                    # NOTE: `resume` tells again.
-                    return
-
-    def _asked(self, helds: Iterable[Held]) -> None:
-        """Boxes of silent texts are asked: first tell them what has come, since they may wait for that word alone."""
-        self._owed.update(run for held in helds if (run := self._runs.get(held)) is not None)
-        if self._owed:
-            self.say_taken()
-
-    def resume(self) -> None:
-        """A broker is there again: words may be lost."""
-        for run in self._runs.values():
-            self.owe(run)
-
-    def tick(self) -> None:
-        """Some time has passed: end texts that are late."""
-        now_ns = self._now_ns()
-        for run in list(self._runs.values()):
-            for taker in list(run.texts.values()):
-                taker.look(now_ns)
-            if now_ns > run.held.deadline_ns + GRACE_NS:
-                run.fail(DeadlineExceeded("the deadline passed before the text had ended", retry_after_s=1))
-
     def leaves(self, run: TextRun) -> bool:
         """Whether the box of a run drains, and another one could go on with the text."""
         boxes = (self._office.boxes.by_life.get(life) for life in run.held.boxes)
@@ -353,7 +175,7 @@ class Texts:
         """A new item for a text."""
         payload = b"" if before is None else encode(before)
         sent = self._office.item(TEXT, work, payload, scope.deadline_ns, start_by_ns, choice=scope.choice)
-        sent.is_text = True
+        sent.in_pieces = True
         return sent
 
 

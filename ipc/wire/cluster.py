@@ -21,10 +21,10 @@ from ipc.wire.messages import Result, Work
 from ipc.wire.stats import Stats
 
 VERSION = 1
-RUN, ENSURE, TEXT, STEP = "run", "ensure", "text", "step"
+RUN, ENSURE, TEXT, STEP, PARTS = "run", "ensure", "text", "step", "parts"
 """Kinds of items: run the work; have the model of the work loaded; write text, told in pieces before the result; run a
-request of a sequence."""
-FIRST_KINDS, KINDS = (RUN, ENSURE), (RUN, ENSURE, TEXT, STEP)
+request of a sequence; run work that is answered in parts, which come before the result."""
+FIRST_KINDS, KINDS = (RUN, ENSURE), (RUN, ENSURE, TEXT, STEP, PARTS)
 """Kinds that each box of this version takes, and those that boxes of this program take."""
 MOST_MESSAGE_NBYTES = 8 << 20
 """Messages above this are not looked at; brokers bound them, too."""
@@ -134,7 +134,8 @@ class Outcome(msgspec.Struct, frozen=True):
 
     `result` is the answer as msgpack, without a block. Its tensors lie in `data`, its loose tensors in `loose`. With
     `large` all three are empty: the bytes there are the result, of `result_nbytes`, the data, of `data_nbytes`, and the
-    loose ones. Of an error there are `retry_after_s` and `detail` instead. `pieces`: of text, told before.
+    loose ones. Of an error there are `retry_after_s` and `detail` instead. `pieces`: of text or of
+    an answer in parts, told before.
     """
 
     v: int
@@ -228,15 +229,16 @@ class Ask(Message, frozen=True, tag="ask"):
 
 
 class Taken(Message, frozen=True, tag="taken"):
-    """Of each of these texts the gateway has all pieces up to a number, and its client has taken so many bytes so far.
+    """Of each of these items the gateway has all pieces up to a number, and its client has taken so much so far.
 
-    Bytes count as `ipc.wire.streams.nbytes_of` does. Sums make a word that is lost harmless.
+    The unit of `amounts` is that of `ipc.wire.streams.Flow`: bytes of a text, or parts. Sums make a word that is lost
+    harmless.
     """
 
     router: str
     ids: Ids
     numbers: Counts
-    nbytes: Counts
+    amounts: Counts
 
 
 ToBox = Got | Drop | Ask | Taken
@@ -416,9 +418,9 @@ def read_from_box(data: bytes) -> FromBox:
 def read_to_box(data: bytes) -> ToBox:
     """A word of a gateway. Raises `ProtocolError`."""
     word = read_message(_to_box, data, "word of a gateway")
-    if isinstance(word, Taken) and not len(word.ids) == len(word.numbers) == len(word.nbytes):
+    if isinstance(word, Taken) and not len(word.ids) == len(word.numbers) == len(word.amounts):
         raise ProtocolError(
-            f"{len(word.ids)} texts with {len(word.numbers)} numbers and {len(word.nbytes)} sums"
+            f"{len(word.ids)} texts with {len(word.numbers)} numbers and {len(word.amounts)} sums"
         )
     return word
 

@@ -153,6 +153,11 @@ def texts(router: str) -> str:
     return f"{INBOX}.{router}.texts"
 
 
+def parts(router: str) -> str:
+    """Subject of parts of answers for a gateway."""
+    return f"{INBOX}.{router}.parts"
+
+
 def row_key(box: str, model: str) -> str:
     """Key of a model of a box in the bucket of models; `model` empty: the key of the box itself."""
     return box if not model else f"{box}.{hashlib.blake2b(model.encode(), digest_size=16).hexdigest()}"

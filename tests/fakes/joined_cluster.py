@@ -21,8 +21,8 @@ from frontend.bridge.meter import Meter
 from frontend.cluster.broker import Broker
 from frontend.cluster.engine import ClusterEngine
 from frontend.cluster.gateway import Gateway
-from frontend.cluster.texts import TELL_EVERY_S
-from frontend.engine.answer import Answer
+from frontend.cluster.runs import Runs
+from frontend.engine.answer import Answer, AnswerStream
 from frontend.engine.events import Event, Finished, Generation, Mark, Pace, Past
 from frontend.engine.interface import NoBlocks, Payload, WorkerView
 from frontend.engine.poison import PoisonList
@@ -117,12 +117,54 @@ class PlayedRun:
         self._answer.set_exception(error)
 
 
+class PlayedParts(AnswerStream):
+    """An answer in parts, which a test brings."""
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
+        self._steps: asyncio.Queue[bytes | PenstockError | None] = asyncio.Queue()
+        self.has_ended = False
+        self.read = 0
+        """Parts that the reader has had."""
+
+    async def __anext__(self) -> Answer:
+        step = await self._steps.get()
+        if isinstance(step, PenstockError):
+            raise step
+        if step is None:
+            self.result = Answer(
+                Result(1, None, [], [], [], [], Timing(1, 2, 3, 4)), memoryview(b""), worker="worker-0"
+            )
+            raise StopAsyncIteration
+        self.read += 1
+        refs, _ = layout([("OUTPUT", "uint8", [len(step)])])
+        loose, _ = layout([("LOOSE", "uint8", [1])])
+        result = Result(1, None, refs, [], [], [], Timing(), loose=loose)
+        return Answer(result, memoryview(step), memoryview(step[:1]), worker="worker-0")
+
+    def when_answered(self, then: Callable[[], object]) -> None:
+        """Nobody asks a bridge."""
+
+    def close(self) -> None:
+        self.has_ended = True
+
+    def say(self, *parts: bytes) -> None:
+        """Parts are there."""
+        for part in parts:
+            self._steps.put_nowait(part)
+
+    def end(self, error: PenstockError | None = None) -> None:
+        """The answer ends."""
+        self._steps.put_nowait(error)
+
+
 class PlayedEngine(TextOnly):
     """The engine of a box. `texts` are those that have begun; `refusals` are raised first, one by one."""
 
     def __init__(self) -> None:
         self.texts: list[PlayedText] = []
         self.runs: list[PlayedRun] = []
+        self.parts: list[PlayedParts] = []
         self.refusals: list[PenstockError] = []
         self.keeps = True
         self.scopes: list[RequestScope] = []
@@ -134,6 +176,17 @@ class PlayedEngine(TextOnly):
             raise self.refusals.pop(0)
         self.runs.append(PlayedRun(work))
         return await self.runs[-1].answer()
+
+    @asynccontextmanager
+    async def stream(
+        self, scope: RequestScope, work: Work, payload: Payload = None
+    ) -> AsyncIterator[AnswerStream]:
+        self.scopes.append(scope)
+        if self.refusals:
+            raise self.refusals.pop(0)
+        self.parts.append(PlayedParts(work))
+        with self.parts[-1] as parts:
+            yield parts
 
     @asynccontextmanager
     async def generate(
@@ -171,7 +224,7 @@ class Joined:
         self.outcomes: list[str] = []
         self.kept_nbytes = 0
         self.gateway = Gateway(settings, Catalog(()), on_carried=self.outcomes.append, on_kept=self._kept)
-        self.gateway.broker.up = True
+        self.gateway.broker.up = self.gateway.transfers.broker.up = True
         self.engine = ClusterEngine(self.gateway, Drain())
         self.engines = {name: PlayedEngine() for name in boxes}
         self.bridges: dict[str, Bridge] = {}
@@ -227,7 +280,7 @@ class Joined:
         bridge = Bridge(
             settings, self.engines[name], directory, Meter(BridgeMetrics(), ()), PoisonList(None, 600.0)
         )  # type: ignore[arg-type]
-        bridge.broker.up = bridge._namesakes.is_alone = True
+        bridge.broker.up = bridge.transfers.broker.up = bridge._namesakes.is_alone = True
         self.bridges[name] = bridge
         self.gateway.models._is_read = True
         self.join(name)
@@ -253,7 +306,7 @@ class Joined:
 
     def cut_off(self, name: str) -> None:
         """Nothing comes from a box, or to a box, any more."""
-        self.bridges[name].broker.up = False
+        self.bridges[name].broker.up = self.bridges[name].transfers.broker.up = False
 
     def die(self, name: str) -> None:
         """A box is silent for too long."""
@@ -293,13 +346,19 @@ def play(monkeypatch: pytest.MonkeyPatch, scene: Scene, *boxes: str, **generatio
             await scene(joined)
         await turn()
         gateway = joined.gateway
-        assert not gateway.dispatch.items and not len(gateway.texts) and not joined.kept_nbytes
-        await asyncio.sleep(2 * TELL_EVERY_S)
+        assert (
+            not gateway.dispatch.items
+            and not len(gateway.texts)
+            and not len(gateway.parts)
+            and not joined.kept_nbytes
+        )
+        await asyncio.sleep(2 * Runs.tell_after_s)
         await turn()
         for bridge in joined.bridges.values():
             if bridge.broker.up:
                 intake = bridge.intake
                 assert not len(intake) and not intake.kept and not len(intake._texts)
+                assert not len(intake._parts) and not bridge.transfers.offered
                 assert not len(intake._sequences), "items that nobody has confirmed"
         gateway.queues.close()
 

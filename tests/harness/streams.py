@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from frontend.engine.local.client import Client
-from frontend.engine.local.part_stream import PartStream
+from frontend.engine.streams.part_stream import PartStream
 from ipc.metrics import registry as metrics
 from ipc.wire.messages import Work
 from ipc.wire.streams import WINDOW

@@ -1,4 +1,4 @@
-"""Sequences through gateways and boxes as real processes: the answers of the local server, and deaths meanwhile.
+"""Sequences and answers in parts through gateways and boxes as real processes: the local server's answers, deaths.
 
 Box `a` has a frontend of its own, which is the local server to compare with.
 """
@@ -19,18 +19,29 @@ from frontend.engine.streams import homes
 from ipc.protos import kserve_v2_pb2 as pb
 from tests.harness.broker import Broker
 from tests.harness.cluster import Box, box, gateway, living
+from tests.harness.decoupled import MODEL as PARTS
+from tests.harness.decoupled import Events, number_of
+from tests.harness.decoupled import message as ask_parts
 from tests.harness.rpc import Rpc, address_of, grpc_settings
 from tests.harness.server import Answer, Server, wait_until
 from tests.tiny.programs import SCRIPTED, write_repository
 
 SUMS = "accumulator"
+LARGE = 1 << 19
+"""Numbers of a part that is too large for a message."""
 _names = itertools.count(1)
 
 
 @pytest.fixture(scope="module")
 def boxes(place: Path, one_broker: Broker) -> Iterator[tuple[Box, Box]]:
-    repository = write_repository(place / "models", [SUMS], SCRIPTED)
-    settings = grpc_settings(**{"repository.dirs": repository, "repository.allow_python": "true"})
+    repository = write_repository(place / "models", [SUMS, PARTS], SCRIPTED)
+    settings = grpc_settings(
+        **{
+            "repository.dirs": repository,
+            "repository.allow_python": "true",
+            "cluster.transfer_bind": "127.0.0.1:0",
+        }
+    )
     with (
         box(place / "a", "a", [one_broker.url], settings={**settings, "worker.count": 1}) as a,
         box(place / "b", "b", [one_broker.url], settings={**settings, "worker.count": 1}) as b,
@@ -46,7 +57,8 @@ def _gateway(place: Path, one_broker: Broker) -> Any:
 def near(place: Path, one_broker: Broker, boxes: tuple[Box, Box]) -> Iterator[Server]:
     with _gateway(place / "near", one_broker) as server:
         wait_until(lambda: living(server) == {"a", "b"}, what="both boxes")
-        wait_until(lambda: server.get(f"/v2/models/{SUMS}/ready").status == 200, what="the model")
+        for model in (SUMS, PARTS):
+            wait_until(lambda name=model: server.get(f"/v2/models/{name}/ready").status == 200, what=model)
         yield server
 
 
@@ -142,3 +154,49 @@ def test_a_box_that_is_killed_takes_its_sequences_along(near: Server, boxes: tup
     refused = add(near, gone, 2)
     assert refused.status == 400 and b"it did not begin here, or it has ended" in refused.body
     assert total(add(near, gone, 7, start=True, end=True)) == 7
+
+
+def test_parts_have_the_bytes_of_the_local_server(near: Server, local: Server) -> None:
+    wishes: list[dict[str, Any]] = [
+        {"count": 0, "empty_final": True},
+        {"count": 40, "request_id": "one", "width": 3},
+        {"count": 3, "width": LARGE},
+        {"count": 9, "raise_at": 4},
+    ]
+    told = []
+    for server in (local, near):
+        with Rpc(address_of(server)) as rpc:
+            answers = [list(rpc.stream([ask_parts(**wish)])) for wish in wishes]
+        told.append([[answer.SerializeToString(deterministic=True) for answer in each] for each in answers])
+    assert [len(each) for each in told[0]] == [1, 40, 3, 5]
+    assert told[0] == told[1]
+    with Events(local, 5) as here, Events(near, 5) as there:
+        assert here.numbers() == there.numbers() == [0, 1, 2, 3, 4]
+
+
+def test_the_death_of_a_box_in_the_middle_of_an_answer_is_that_of_a_worker(
+    near: Server, boxes: tuple[Box, Box], tmp_path: Path
+) -> None:
+    with Rpc(address_of(near)) as rpc:
+        answers = rpc.stream([ask_parts(5, gate=tmp_path / "gate", gate_at=2)])
+        assert [number_of(next(answers)) for _ in range(2)] == [0, 1]
+        wait_until(lambda: sum(each.items for each in boxes) == 1, what="the answer at its box")
+        mine = next(each for each in boxes if each.items)
+        assert mine.end(signal.SIGKILL) == -signal.SIGKILL
+        [last] = list(answers)
+        assert "the worker was lost in the middle of its answer" in last.error_message
+    (tmp_path / "gate").touch()
+    mine.start_bridge()
+    wait_until(lambda: living(near) == {"a", "b"}, what="the next life of the box")
+
+
+def test_a_client_that_leaves_ends_its_answer_at_the_box(
+    near: Server, boxes: tuple[Box, Box], tmp_path: Path
+) -> None:
+    wait_until(lambda: sum(each.items for each in boxes) == 0, what="boxes without items")
+    with Rpc(address_of(near)) as rpc:
+        answers = rpc.stream([ask_parts(5, gate=tmp_path / "gate", gate_at=2)])
+        assert number_of(next(answers)) == 0
+        wait_until(lambda: sum(each.items for each in boxes) == 1, what="the answer at its box")
+        answers.cancel()
+        wait_until(lambda: sum(each.items for each in boxes) == 0, what="the end of the answer at its box")

@@ -20,10 +20,10 @@ from frontend.engine.interface import Payload
 from frontend.engine.local import routing
 from frontend.engine.local.channel import Channel
 from frontend.engine.local.demand import Demand
-from frontend.engine.local.part_stream import PartStream
 from frontend.engine.local.retry import UNSAYABLE, Attempts, Retries, unsayable
 from frontend.engine.local.routing import TICK_S, Workers
 from frontend.engine.poison import PoisonList
+from frontend.engine.streams.part_stream import PartStream
 from frontend.engine.streams.progress import KeptIds
 from ipc.errors import PenstockError
 from ipc.memory.input_arena import InputArena

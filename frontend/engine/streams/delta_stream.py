@@ -32,7 +32,7 @@ from frontend.engine.events import (
     Started,
     Text,
 )
-from frontend.engine.streams.incoming import TEXT_KINDS, Delivery, Incoming, Source
+from frontend.engine.streams.incoming import TEXT_KINDS, Delivery, Incoming, TextSource
 from frontend.engine.streams.progress import Gap, Progress
 from ipc.errors import PenstockError, WorkerLost
 from ipc.wire.streams import (
@@ -62,9 +62,11 @@ _CALLS = frozenset((CALLED, ARGUMENTS, CALL_ENDED, CALL_CUT))
 class DeltaStream(Incoming[Event], Generation):
     """One run of a request at one worker."""
 
+    channel: TextSource
+
     def __init__(
         self,
-        channel: Source,
+        channel: TextSource,
         request: int,
         final: asyncio.Future[Delivery],
         pace: Pace,

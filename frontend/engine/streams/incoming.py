@@ -56,19 +56,28 @@ class ArenaLease:
 class Delivery:
     """A result with the bytes that its tensors lie in: an arena to lease from, an inline frame, or a private copy.
 
-    `kept` stands in the place of a block whose lease has ended already.
+    `kept` stands in the place of a block whose lease has ended already. `data` are the bytes of the tensors where they
+    lie in private memory apart from those of loose tensors. `large`: the part of a box was too large for a message.
     """
 
     result: Result
     arena: ArenaView | None
     inline: bytes
     kept: bytes | None = None
+    data: memoryview | None = None
+    large: bool = False
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether nothing is sent behind the part until it is taken."""
+        return self.large or self.result.block is not None
 
     def answer(self, sender: Sender) -> Answer:
         """The result and its bytes as an `Answer`. Raises `LeaseRevoked` when the block was taken back already."""
         inline, block, arena = memoryview(self.inline), self.result.block, self.arena
         if block is None or arena is None:
             data = inline if self.kept is None else memoryview(self.kept)
+            data = data if self.data is None else self.data
             return Answer(self.result, data, inline, worker=sender.worker, uuid=sender.uuid)
         data = arena.data(block.offset, block.nbytes, block.generation)
         lease = ArenaLease(sender, self.result, arena, block)
@@ -102,10 +111,6 @@ class TextStreams(Protocol):
 class Source(Sender, Protocol):
     """Where the streams of requests come from: the channel of a worker, or a box of a cluster."""
 
-    @property
-    def streams(self) -> TextStreams:
-        """The streams of text."""
-
     def rest(self, request: int) -> None:
         """No queue counts the stream any longer."""
 
@@ -114,6 +119,14 @@ class Source(Sender, Protocol):
 
     def abandon(self, request: int, future: asyncio.Future[Delivery]) -> None:
         """The caller was cancelled: stop the work, or give back a result that had just arrived."""
+
+
+class TextSource(Source, Protocol):
+    """Where streams of text come from."""
+
+    @property
+    def streams(self) -> TextStreams:
+        """The streams of text."""
 
 
 def cut_off(lost: WorkerLost) -> WorkerLost:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from frontend.bridge.relays import MESSAGE_NBYTES
 from frontend.bridge.texts import (
-    MESSAGE_NBYTES,
     MOST_NCHARS,
     PIECE_NBYTES,
     PROMPT_TOKENS,

@@ -12,7 +12,8 @@ import pytest
 from frontend.bridge.intake import REST_S
 from frontend.bridge.texts import MOST_NCHARS, PIECE_NBYTES
 from frontend.cluster.items import BoxLost
-from frontend.cluster.texts import TELL_EVERY_S, ClusterText
+from frontend.cluster.runs import Runs
+from frontend.cluster.texts import ClusterText
 from frontend.engine.events import (
     Arguments,
     CallBegun,
@@ -236,7 +237,7 @@ def test_a_text_rests_while_its_client_does_not_read(monkeypatch: pytest.MonkeyP
             assert text.read == 4, "as many as the window has room for"
             reader.reads.set()
             for _ in range(12):
-                await asyncio.sleep(TELL_EVERY_S)
+                await asyncio.sleep(Runs.tell_after_s)
                 await turn()
                 if text.read == 12:
                     break
@@ -249,7 +250,7 @@ def test_a_text_rests_while_its_client_does_not_read(monkeypatch: pytest.MonkeyP
             for subject, data in joined.sent
             if subject.endswith(".word") and isinstance(word := read_to_box(data), Taken)
         ]
-        assert words and words[-1].nbytes[0] >= 8 * len(piece)
+        assert words and words[-1].amounts[0] >= 8 * len(piece)
 
     play(monkeypatch, scene, "a")
 
@@ -360,7 +361,7 @@ def test_a_long_text_whose_last_pieces_are_lost_with_their_box_goes_on_exactly_o
             [text] = joined.engines[first].texts
             text.say(Text(0, "a"), ids=[packed(1)])
             await turn()
-            monkeypatch.setattr("frontend.bridge.texts.MESSAGE_NBYTES", PIECE_NBYTES)
+            monkeypatch.setattr("frontend.bridge.relays.MESSAGE_NBYTES", PIECE_NBYTES)
             seen: list[bytes] = []
 
             def loses(subject: str, data: bytes) -> bool:

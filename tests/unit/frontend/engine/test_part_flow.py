@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from frontend.engine.local.part_stream import TELL_AFTER
+from frontend.engine.streams.part_stream import TELL_AFTER
 from ipc.wire import codec
 from ipc.wire.messages import BlockRef, Result, TensorInfo, TensorRef, Timing
 from ipc.wire.streams import MAX_WINDOW, WINDOW, Part, PartsConsumed, part_flow

@@ -12,8 +12,8 @@ import pytest
 
 from frontend.engine.answer import CopyBudget
 from frontend.engine.local.delivery import Streams
-from frontend.engine.local.part_stream import TELL_AFTER, PartStream
 from frontend.engine.streams.incoming import Delivery
+from frontend.engine.streams.part_stream import TELL_AFTER, PartStream
 from ipc.errors import DeadlineExceeded, LeaseRevoked, PenstockError, ShmExhausted, WorkerLost
 from ipc.memory.arena import BLOCKS_OFFSET, Arena, ArenaView, Block, LeaseTable
 from ipc.wire.codec import ToWorker

@@ -1,9 +1,6 @@
-"""The reading end of a stream of one worker: `Incoming` for every stream, `PartStream` for answers in parts.
+"""The reading end of an answer in parts, from the channel of a worker or from a box of a cluster.
 
-`Incoming` keeps what has arrived, the one reader that waits, and the end. A stream ends without an error, or with one.
-The loss of the worker is an error too. The source of a stream is the channel of a worker, or a box of a cluster.
-
-`PartStream` adds what holds for parts:
+`PartStream` adds to `Incoming` what holds for parts:
 
 1. Parts that arrive wait here, as many as the worker may send ahead (`ipc.wire.streams`).
 2. A part is valid until the reader asks for the next. Then its lease ends, and the worker learns how many were taken.
@@ -18,10 +15,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Protocol
 
 from frontend.engine.answer import Answer, AnswerStream, CopyBudget
-from frontend.engine.local.channel import Channel
-from frontend.engine.streams.incoming import Delivery, Incoming, cut_off
+from frontend.engine.streams.incoming import Delivery, Incoming, Source, cut_off
 from ipc.errors import LeaseRevoked, PenstockError, ShmExhausted, WorkerLost
 from ipc.wire.streams import WINDOW, part_flow
 
@@ -29,14 +26,36 @@ TELL_AFTER = WINDOW // 2
 """So many parts are taken before the worker is told, unless one was in a block."""
 
 
+class PartTakers(Protocol):
+    """The answers in parts of one source."""
+
+    @property
+    def parts(self) -> dict[int, Callable[[Delivery], None]]:
+        """Who takes the parts of a request, by its id."""
+
+    def parts_taken(self, request: int, count: int) -> None:
+        """The oldest parts of a stream were taken, so as many more may come."""
+
+
+class PartSource(Source, Protocol):
+    """Where the parts of requests come from."""
+
+    @property
+    def streams(self) -> PartTakers:
+        """The answers in parts."""
+
+    def resume(self, request: int) -> None:
+        """A queue counts the stream again."""
+
+
 class PartStream(Incoming[Delivery], AnswerStream):
     """The parts of one request."""
 
-    channel: Channel
+    channel: PartSource
 
     def __init__(
         self,
-        channel: Channel,
+        channel: PartSource,
         request: int,
         final: asyncio.Future[Delivery],
         window: int,
@@ -81,7 +100,7 @@ class PartStream(Incoming[Delivery], AnswerStream):
         """A part has arrived."""
         self.answering = True
         self._waiting.append(delivery)
-        self._flow.sent(1, alone=delivery.result.block is not None)
+        self._flow.sent(1, alone=delivery.is_alone)
         if not self._flow.open:
             self.channel.rest(self._request)
         if delivery.arena is not None:
@@ -133,7 +152,7 @@ class PartStream(Incoming[Delivery], AnswerStream):
         self._untold += 1
         if self._final.done() or self._over:
             return
-        if delivery.result.block is not None or self._untold >= TELL_AFTER:
+        if delivery.is_alone or self._untold >= TELL_AFTER:
             self._tell()
 
     def _tell(self) -> None:
