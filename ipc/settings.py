@@ -350,14 +350,14 @@ class Generation(Section, frozen=True):
 
     A model has at most `max_sequences` running and `max_waiting` waiting sequences, and `prefill_tokens` of prompts in
     one step; 0 = as many as suit the device. A model that sees keeps features of pictures of `picture_cache_bytes`
-    bytes; 0 = as many as suit the device. With `cuda_graphs` CUDA replays steps of single tokens, and with `kernels`
-    layers run in kernels of our own where these are proven. By `run_ahead` a step begins before the host has read the
-    tokens of the step before; "auto" = on CUDA. Beginnings of prompts are found by the API key that sent them, with
-    `share_prefixes` by all keys. `keep_alive_s` is the time until a stream opens whose request waits, and between
-    comments in an idle stream. With `fetch_media` pictures of messages may be URLs of http and https. Without
-    `stream_arguments` the arguments of a call leave in one piece. A text whose worker is lost while writing is carried
-    on by another at most `continuations` times (0: never). For this each frontend keeps ids of tokens,
-    `continuation_bytes` at most.
+    bytes; 0 = as many as suit the device. With `cuda_graphs` CUDA replays steps of single tokens, with `prompt_graphs`
+    also those with parts of prompts, and with `kernels` layers run in kernels of our own where these are proven. By
+    `run_ahead` a step begins before the host has read the tokens of the step before; "auto" = on CUDA. Beginnings of
+    prompts are found by the API key that sent them, with `share_prefixes` by all keys. `keep_alive_s` is the time until
+    a stream opens whose request waits, and between comments in an idle stream. With `fetch_media` pictures of messages
+    may be URLs of http and https. Without `stream_arguments` the arguments of a call leave in one piece. A text whose
+    worker is lost while writing is carried on by another at most `continuations` times (0: never). For this each
+    frontend keeps ids of tokens, `continuation_bytes` at most.
     """
 
     default_model: str = ""
@@ -367,6 +367,7 @@ class Generation(Section, frozen=True):
     prefix_cache: bool = True
     share_prefixes: bool = False
     cuda_graphs: bool = True
+    prompt_graphs: bool = True
     kernels: bool = True
     run_ahead: Literal["auto", "always", "never"] = "auto"
     max_sequences: Annotated[int, msgspec.Meta(ge=0, le=4096)] = 0

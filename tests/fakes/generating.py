@@ -12,6 +12,7 @@ from ipc.wire.streams import FINISHED, TEXT, Finish, TokenLogprob
 from workers.generation.attention import PagedAttention, attend_with
 from workers.generation.blocks import BlockPool
 from workers.generation.captured import CapturedSteps
+from workers.generation.captured_prompts import CapturedPrompts
 from workers.generation.device_drawing import DeviceDrawer
 from workers.generation.engine import Engine
 from workers.generation.flights import Reading
@@ -155,13 +156,14 @@ def engine_of(
     sampler: Any = None,
     attention: PagedAttention | None = None,
     captures: type[CapturedSteps] | None = None,
+    prompts: type[CapturedPrompts] | None = None,
     tower: Tower | None = None,
     ahead: bool | None = None,
 ) -> Engine:
     """An engine over a small model, made as a load makes one. The model keeps the attention of this engine.
 
-    `captures` are the captured steps of single tokens, where the test wants some. `ahead` launches a step before the
-    one before has landed; None: as `Modes.ahead` says.
+    `captures` are the captured steps of single tokens, `prompts` those with prompts, where the test wants some. `ahead`
+    launches a step before the one before has landed; None: as `Modes.ahead` says.
     """
     sampler = sampler or Greedy()
     drawer: Any = None
@@ -177,7 +179,8 @@ def engine_of(
             attention_mask=torch.ones(1, 4, dtype=torch.long, device=model.device),
             use_cache=False,
         )
-    attention.allocate(blocks)
+    attention.allocate(blocks, spare=prompts is not None)
+    assert not prompts or attention.prepare_tiles()
     assert not captures or attention.prepare_decoding()
     return Engine(
         model,
@@ -190,6 +193,7 @@ def engine_of(
         prefill_tokens=prefill_tokens,
         scored_tokens=scored_tokens,
         captured=captures(model, attention, max_sequences, blocks) if captures else None,
+        prompts=prompts(model, attention, prefill_tokens, max_sequences, blocks) if prompts else None,
         tower=tower,
         drawer=drawer,
     )

@@ -3,7 +3,7 @@
 An argument that is a precision of torch compares each kernel with plain torch, on rows and heads of several sizes.
 Others are a name of `tests.tiny.kernel_shapes.SHAPES`, a precision, and what is computed, with colons between:
 `modules` are the norms and gates of a model in a pass, `step` is a step by `KernelDecoder`, whose making proves the
-kernels.
+kernels. `attention` compares the attention of captured steps with plain torch.
 
 Prints lines of JSON: what was computed, and the differences, as parts of the greatest number.
 """
@@ -21,10 +21,14 @@ from numpy.typing import NDArray
 from tests.fakes.torch_kernels import TorchKernels
 from workers.generation import fused
 from workers.generation.fused import Cells, HeadRows, NormForm
+from workers.generation.paged_decode import PagedDecode, compare_with_torch
+from workers.generation.paged_tiles import PagedTiles, compare_tiles
 
 WIDTHS = (33,)
 SHAPES = ((2, 1, 16, 16), (3, 3, 10, 6))
 """Query heads, key heads, their width, and how many numbers of a head turn."""
+ATTENTION = ((4, 2, 16, 16, 4, 8), (6, 2, 10, 12, 16, 4), (3, 3, 20, 20, 8, 16), (7, 1, 16, 16, 16, 2))
+"""Query heads, key heads, the widths of keys and values, tokens of a block, and queries of a tile."""
 ROWS, SLOTS = 2, 5
 
 
@@ -121,11 +125,25 @@ def step(model: Any, kernels: fused.Kernels) -> list[float]:
     ]
 
 
+def attention(dtype: torch.dtype) -> None:
+    """Raise RuntimeError where attention of single tokens or of parts of prompts differs."""
+    device = torch.device("cpu")
+    for heads, key_heads, dim, value_dim, page, queries in ATTENTION:
+        shapes = heads, torch.Size((key_heads, dim)), torch.Size((key_heads, value_dim)), page
+        compare_tiles(PagedTiles(page, queries), device, dtype, *shapes, queries)
+        compare_with_torch(PagedDecode(page, 1), device, dtype, *shapes)
+
+
 def main() -> None:
     """Compute what the arguments say."""
     round_as_cards_do()
     kernels = fused.Kernels()
     for each in sys.argv[1:]:
+        if each == "attention":
+            for dtype in (torch.float32, torch.float16):
+                attention(dtype)
+            print(json.dumps([each]))
+            continue
         shape, _, rest = each.rpartition(":")
         if not shape:
             dtype = getattr(torch, each)

@@ -10,7 +10,8 @@ since the registry belongs to the process. In each layer the attention function
 4. attends for each part of a prompt: to the part itself where the part is the beginning, else to the blocks so far. The
    tokens of a picture see one another, earlier and later ones, where the model has it so (`Part.whole`).
 
-Steps that CUDA captures (`captured`) have single tokens only. For these `paged_decode` takes the place of 2 to 4.
+In steps that CUDA captures `paged_decode` takes the place of 2 to 4 where all tokens are single ones (`captured`), and
+`paged_tiles` in others (`captured_prompts`).
 
 The mask function builds no mask. It returns a `MaskRule`, which the model hands on as attention mask: some models make
 a sliding or chunked mask without telling the attention function of a window, and the rule is evaluated on positions.
@@ -38,6 +39,7 @@ from workers.generation.heads import Heads, MaskRule, Tuning, in_reach
 from workers.generation.kernel_decoder import KernelDecoder
 from workers.generation.paged_decode import Decode, select_decode
 from workers.generation.paged_kernel import PagedKernel, StepLayout, Stretch, select_kernel
+from workers.generation.paged_tiles import Tiles, queries_of, select_tiles
 from workers.generation.rope import LengthRope
 from workers.generation.sight import Pictured
 from workers.generation.step_plan import Group, Part, Plan, Space, View
@@ -95,11 +97,12 @@ class PagedAttention:
         block_tokens: int,
         select: Callable[..., PagedKernel | None] = select_kernel,
         select_decode: Callable[..., Decode | None] = select_decode,
+        select_tiles: Callable[..., Tiles | None] = select_tiles,
     ) -> None:
         """Register both functions. `allocate` gives the cache its memory, once the widths of all layers are known.
 
-        `select` and `select_decode` find the kernels of a layer, with the arguments of the functions of these names in
-        `paged_kernel` and `paged_decode`.
+        `select`, `select_decode` and `select_tiles` find the kernels of a layer, with the arguments of `select_kernel`
+        in `paged_kernel`, and of the functions of these names in `paged_decode` and `paged_tiles`.
         """
         self.name = f"penstock_paged_{next(_SERIAL)}"
         self.passes_rules = True
@@ -111,10 +114,15 @@ class PagedAttention:
         """The formulas of layers that have called the attention function in a measuring pass."""
         self.plan: Plan | None = None
         self.block_tokens, self._blocks, self._select = block_tokens, 0, select
-        self._select_decode = select_decode
+        self._select_decode, self._select_tiles = select_decode, select_tiles
+        self.tile_queries = 0
+        """Queries of a tile of `paged_tiles`, for all layers."""
+        self.spare_slot = 0
+        """A cell of a block that belongs to no sequence, where `allocate` was asked for one."""
         self._pools: dict[int, tuple[Pool, Pool]] = {}
         self._kernels: dict[int, PagedKernel] = {}
         self._decodes: dict[int, Decode] = {}
+        self._tiles: dict[int, Tiles] = {}
         self._widths: dict[int, Widths] = {}
         self._tunings: dict[int, Tuning] = {}
         self._buffers: dict[tuple[int, torch.dtype], torch.Tensor] = {}
@@ -128,9 +136,9 @@ class PagedAttention:
             (each.key.numel() + each.value.numel()) * each.dtype.itemsize for each in self._widths.values()
         )
 
-    def allocate(self, blocks: int) -> None:
-        """Give the cache `blocks` blocks. Their content is lost."""
-        self._blocks = blocks
+    def allocate(self, blocks: int, spare: bool = False) -> None:
+        """Give the cache `blocks` blocks, and one more with `spare`. Their content is lost."""
+        self._blocks, self.spare_slot = blocks + spare, blocks * self.block_tokens
         self._pools = {
             layer: (self._pool(0, each.key, each), self._pool(1, each.value, each))
             for layer, each in self._widths.items()
@@ -152,6 +160,19 @@ class PagedAttention:
             if decode is None:
                 return False
             self._decodes[layer] = decode
+        return True
+
+    def prepare_tiles(self) -> bool:
+        """Whether parts of prompts of all layers can be attended to by `PagedTiles`, as steps of `Plan.tiled` want."""
+        self.tile_queries = queries_of(max(each.heads // each.key[0] for each in self._widths.values()))
+        for layer, each in self._widths.items():
+            tiles = None
+            if not each.has_rule:
+                shape = each.device, each.dtype, each.heads, each.key, each.value
+                tiles = self._select_tiles(*shape, self.block_tokens, self.tile_queries)
+            if tiles is None:
+                return False
+            self._tiles[layer] = tiles
         return True
 
     def _kernel(self, widths: Widths) -> PagedKernel | None:
@@ -234,6 +255,8 @@ class PagedAttention:
             values.tokens.index_copy_(0, plan.slots, v)
         if plan.decoding is not None:
             return self._decodes[layer](q, keys.tokens, values.tokens, plan.decoding, heads)
+        if plan.tiled is not None:
+            return self._tiles[layer](q, keys.tokens, values.tokens, plan.tiled, heads)
         kernel = self._kernels.get(layer)
         if kernel is not None and heads.is_plain and not plan.looks_ahead:
             layout = self._layout(plan, kernel, heads.window)

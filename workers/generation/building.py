@@ -22,6 +22,7 @@ from ipc.settings import Generation
 from workers.generation.attention import PagedAttention
 from workers.generation.blocks import BlockPool
 from workers.generation.captured import CapturedSteps
+from workers.generation.captured_prompts import CapturedPrompts
 from workers.generation.device_drawing import DeviceDrawer
 from workers.generation.engine import Engine
 from workers.generation.features import FeatureStore
@@ -90,7 +91,9 @@ def build(
     blocks = cache_blocks(attention, model.device, max_sequences * longest, settings, free_bytes)
     if (held := blocks * settings.block_tokens) < context_tokens:
         _tell_bound(model, held, held * attention.token_nbytes(), context_tokens)
-    attention.allocate(blocks)
+    prefill_tokens = settings.prefill_tokens or _PREFILL_TOKENS[kind]
+    prompts = captured_prompts(model, attention, longest, max_sequences, prefill_tokens, settings)
+    attention.allocate(blocks, spare=prompts is not None)
     return Engine(
         model,
         attention,
@@ -99,9 +102,10 @@ def build(
         masks,
         make_output,
         max_sequences=max_sequences,
-        prefill_tokens=settings.prefill_tokens or _PREFILL_TOKENS[kind],
+        prefill_tokens=prefill_tokens,
         scored_tokens=scored,
         captured=captured_steps(model, attention, longest, max_sequences) if settings.cuda_graphs else None,
+        prompts=prompts,
         tower=tower,
         drawer=_drawer(sampler, settings, kind),
     )
@@ -142,19 +146,39 @@ def _drawer(sampler: Sampler, settings: Generation, kind: str) -> Drawer | None:
     )
 
 
-def captured_steps(
-    model: Any, attention: PagedAttention, most_blocks: int, max_sequences: int
-) -> CapturedSteps | None:
-    """Steps of sequences of at most `most_blocks` blocks.
+def _is_captured(model: Any, attention: PagedAttention) -> bool:
+    """Whether CUDA can capture steps of a model.
 
-    None on CPU, for experts that the host chooses, and where each length of a text has positions of its own.
+    Not on CPU, not with experts that the host chooses, and not where each length of a text has positions of its own.
     """
     config = model.config.get_text_config()
     chooses_experts = any(getattr(config, name, None) for name in _EXPERTS)
     by_length = attention.rope is not None and attention.rope.steps
-    if model.device.type != "cuda" or chooses_experts or by_length or not attention.prepare_decoding():
+    return model.device.type == "cuda" and not chooses_experts and not by_length
+
+
+def captured_steps(
+    model: Any, attention: PagedAttention, most_blocks: int, max_sequences: int
+) -> CapturedSteps | None:
+    """Steps of sequences of at most `most_blocks` blocks; None where steps are not captured."""
+    if not _is_captured(model, attention) or not attention.prepare_decoding():
         return None
     return CapturedSteps(model, attention, max_sequences, most_blocks)
+
+
+def captured_prompts(
+    model: Any,
+    attention: PagedAttention,
+    most_blocks: int,
+    max_sequences: int,
+    prefill_tokens: int,
+    settings: Generation,
+) -> CapturedPrompts | None:
+    """As `captured_steps`, for steps of at most `prefill_tokens` tokens; None as well where the settings say so."""
+    is_wanted = settings.cuda_graphs and settings.prompt_graphs
+    if not is_wanted or not _is_captured(model, attention) or not attention.prepare_tiles():
+        return None
+    return CapturedPrompts(model, attention, prefill_tokens, max_sequences, most_blocks)
 
 
 def cache_blocks(

@@ -1,9 +1,10 @@
-"""Steps of single tokens that CUDA captures once and replays: the host launches one graph instead of all kernels.
+"""Steps that CUDA captures once and replays: the host launches one graph instead of all kernels.
 
-1. Steps are captured for some numbers of sequences. A step takes the next greater number and repeats its last sequence
-   in the rows that are left: these rows write to the cache what the last sequence writes.
+1. Steps are captured for some numbers of rows. A step takes the next greater number and fills the rows that are left.
+   `CapturedSteps` have single tokens only, and repeat the last sequence in these rows: they write to the cache what the
+   last sequence writes. `workers.generation.captured_prompts` has steps with parts of prompts.
 2. The first step of a number runs in the plain way, then is captured and replayed. If the logits differ, or the model
-   cannot be captured, the engine goes on without captured steps.
+   cannot be captured, the engine goes on without captured steps of this kind.
 3. Every replay reads tokens, places, lengths and block tables from tensors of its own, which `_fill` sets.
 
 All methods belong to the device thread. `attention.packed_pass` is the same step in the plain way.
@@ -13,10 +14,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from workers.device.oom import end_if_broken
 from workers.device.transfer import sent
@@ -43,22 +45,41 @@ class Graph(Protocol):
 
 
 class Inputs(NamedTuple):
-    """What a step reads: `numbers` int64 [5, rows] and `table` int32 [rows, pages].
+    """What a step reads: `numbers` int64 [5, rows] and `table` int32 [sequences, pages].
 
-    The numbers are ids, positions, slots and lengths, and 1 for a row with the positions of long texts.
+    The numbers are ids, positions, slots and lengths, and 1 for a row with the positions of long texts. Logits are made
+    of the rows `keep`, int64 [kept], or of all with 0. `tiles` are those of parts of prompts.
     """
 
     numbers: torch.Tensor
     table: torch.Tensor
     plan: Plan
+    keep: torch.Tensor | int = 0
+    tiles: torch.Tensor | None = None
 
 
 class Captured(NamedTuple):
-    """One graph, which makes the `logits` [rows, vocabulary] of what its inputs hold."""
+    """One graph, which makes the `logits` [kept, vocabulary] of what its inputs hold."""
 
     inputs: Inputs
     graph: Graph
     logits: torch.Tensor
+
+
+class Step(NamedTuple):
+    """A step that is to be computed: `rows` are those whose logits are asked for, None for all.
+
+    `unread` are tokens that the host does not know.
+    """
+
+    spans: Sequence[Span]
+    unread: Unread | None
+    rows: Sequence[int] | None = None
+
+    @property
+    def kept(self) -> int:
+        """The number of rows of logits."""
+        return len(self.spans) if self.rows is None else len(self.rows)
 
 
 def row_counts(most: int) -> list[int]:
@@ -68,66 +89,138 @@ def row_counts(most: int) -> list[int]:
     return [*(count for count in counts if count < most), most]
 
 
-class CapturedSteps:
-    """The captured steps of one engine."""
+class Captures:
+    """The captured steps of one kind and engine."""
+
+    kind: ClassVar[str]
+    """What is captured, in the words of the log."""
+
+    def __init__(
+        self, model: Any, attention: PagedAttention, counts: Sequence[int], most_blocks: int
+    ) -> None:
+        """For some numbers of rows in rising order, and sequences of at most `most_blocks` blocks each."""
+        self._model, self._attention, self._most_blocks = model, attention, most_blocks
+        self._counts = counts
+        self.steps: dict[int, Captured] = {}
+        """By the number of rows."""
+        self._memory: Any = None
+        self._works = True
+
+    def _inputs(self, count: int) -> Inputs:
+        """Tensors for steps of `count` rows."""
+        raise NotImplementedError
+
+    def _fill(self, inputs: Inputs, step: Step) -> None:
+        """Lay a step in."""
+        raise NotImplementedError
+
+    def _is_worth(self, captured: Captured, step: Step) -> bool:
+        """Whether steps of a number of rows, whose logits are right, are replayed from now on."""
+        return True
+
+    def _fits(self, spans: Sequence[Span]) -> bool:
+        """Whether no span has a picture, or more blocks than a table."""
+        return all(
+            span.start >= span.sequence.pictured and len(span.sequence.blocks) <= self._most_blocks
+            for span in spans
+        )
+
+    def _computed(self, rows: int, step: Step) -> torch.Tensor | None:
+        """Logits [kept, vocabulary] of a step of so many rows, valid until the next step.
+
+        None where the plain step is worth more.
+        """
+        count = next(count for count in self._counts if count >= rows)
+        if count not in self.steps:
+            return self._first(count, step)
+        captured = self.steps[count]
+        self._fill(captured.inputs, step)
+        captured.graph.replay()
+        return captured.logits[: step.kept]
+
+    def _first(self, count: int, step: Step) -> torch.Tensor:
+        """The logits of a plain step, which the captured step must give as well."""
+        plain = self._plain(step)
+        try:
+            inputs = self._inputs(count)
+            self._fill(inputs, step)
+            captured = Captured(inputs, *self._capture(inputs))
+            captured.graph.replay()
+            difference = (captured.logits[: step.kept].float() - plain.float()).abs().mean()
+            if not difference <= _TOLERANCE * plain.float().abs().mean():
+                raise RuntimeError(f"the logits differ by {float(difference):.3g} in the mean")
+            if self._is_worth(captured, step):
+                self.steps[count] = captured
+        except RuntimeError as error:
+            end_if_broken(error)
+            name, reason = type(self._model).__name__, str(error).splitlines()[0]
+            log.warning("%s runs without captured %s: %s", name, self.kind, reason)
+            self._works = False
+            self.steps.clear()
+            # NOTE: the refused step has written its keys to the cache.
+            return self._plain(step)
+        return plain
+
+    def _plain(self, step: Step) -> torch.Tensor:
+        device = self._model.device
+        plan = plan_of(step.spans, self._attention.block_tokens, device, step.unread)
+        keep = 0 if step.rows is None else sent(np.array(step.rows, np.int64), device)
+        return packed_pass(self._model, self._attention, plan, keep)
+
+    def _capture(self, inputs: Inputs) -> tuple[Graph, torch.Tensor]:
+        """The graph of inputs that hold a step, and its logits.
+
+        Raises RuntimeError for a model that waits for the device, or that allocates too much.
+        """
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(self._model.device)
+        self._memory = self._memory or torch.cuda.graph_pool_handle()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            # NOTE: kernels are compiled and libraries get their memory in a first pass, which capturing forbids.
+            packed_pass(self._model, self._attention, inputs.plan, inputs.keep)
+            graph.capture_begin(self._memory, capture_error_mode="thread_local")
+            try:
+                logits = packed_pass(self._model, self._attention, inputs.plan, inputs.keep)
+            finally:
+                graph.capture_end()
+        torch.cuda.current_stream().wait_stream(stream)
+        return graph, logits
+
+    def _lay(
+        self,
+        inputs: Inputs,
+        numbers: NDArray[np.int64],
+        table: NDArray[np.int32],
+        unknown: Sequence[tuple[int, Choice]],
+        unread: Unread | None,
+    ) -> None:
+        """Send `numbers` [5, rows] and `table` [sequences, some pages]; `unknown` rows get tokens of the device."""
+        device = inputs.numbers.device
+        inputs.numbers.copy_(sent(numbers, device))
+        inputs.table[: len(table), : table.shape[1]].copy_(sent(table, device))
+        if unknown:
+            assert unread is not None
+            unread.lay(inputs.numbers[0], [row for row, _ in unknown], [sequence for _, sequence in unknown])
+
+
+class CapturedSteps(Captures):
+    """The captured steps of single tokens."""
+
+    kind = "steps"
 
     def __init__(self, model: Any, attention: PagedAttention, most_sequences: int, most_blocks: int) -> None:
         """For at most `most_sequences` sequences of at most `most_blocks` blocks each."""
-        self._model, self._attention, self._most_blocks = model, attention, most_blocks
-        self._counts = row_counts(most_sequences)
-        self.steps: dict[int, Captured] = {}
-        """By the number of sequences."""
-        self._memory: Any = None
-        self._works = True
+        super().__init__(model, attention, row_counts(most_sequences), most_blocks)
 
     def logits(self, spans: Sequence[Span], unread: Unread | None = None) -> torch.Tensor | None:
         """Logits [spans, vocabulary], valid until the next step; None for a step that is not captured.
 
         `unread` are tokens that the host does not know.
         """
-        if not self._works or not self._suits(spans):
+        are_single = len(spans) <= self._counts[-1] and all(span.stop - span.start == 1 for span in spans)
+        if not (self._works and are_single and self._fits(spans)):
             return None
-        count = next(count for count in self._counts if count >= len(spans))
-        step = self.steps.get(count)
-        if step is None:
-            return self._first(count, spans, unread)
-        self._fill(step.inputs, spans, unread)
-        step.graph.replay()
-        return step.logits[: len(spans)]
-
-    def _suits(self, spans: Sequence[Span]) -> bool:
-        return len(spans) <= self._counts[-1] and all(
-            span.stop - span.start == 1
-            and span.start >= span.sequence.pictured
-            and len(span.sequence.blocks) <= self._most_blocks
-            for span in spans
-        )
-
-    def _first(self, count: int, spans: Sequence[Span], unread: Unread | None) -> torch.Tensor:
-        """The logits of a plain step, which the captured step must give as well."""
-        plain = self._plain(spans, unread)
-        try:
-            inputs = self._inputs(count)
-            self._fill(inputs, spans, unread)
-            step = Captured(inputs, *self._capture(inputs.plan))
-            step.graph.replay()
-            difference = (step.logits[: len(spans)].float() - plain.float()).abs().mean()
-            if not difference <= _TOLERANCE * plain.float().abs().mean():
-                raise RuntimeError(f"the logits differ by {float(difference):.3g} in the mean")
-            self.steps[count] = step
-        except RuntimeError as error:
-            end_if_broken(error)
-            name, reason = type(self._model).__name__, str(error).splitlines()[0]
-            log.warning("%s runs without captured steps: %s", name, reason)
-            self._works = False
-            self.steps.clear()
-            # NOTE: the refused step has written its keys to the cache.
-            return self._plain(spans, unread)
-        return plain
-
-    def _plain(self, spans: Sequence[Span], unread: Unread | None) -> torch.Tensor:
-        plan = plan_of(spans, self._attention.block_tokens, self._model.device, unread)
-        return packed_pass(self._model, self._attention, plan)
+        return self._computed(len(spans), Step(spans, unread))
 
     def _inputs(self, count: int) -> Inputs:
         device = self._model.device
@@ -138,28 +231,9 @@ class CapturedSteps:
         plan = Plan(ids, positions, slots, count, count, [], [], (), decoding=decoding, lengths=far)
         return Inputs(numbers, table, plan)
 
-    def _capture(self, plan: Plan) -> tuple[Graph, torch.Tensor]:
-        """The graph of a plan whose tensors hold a step, and its logits.
-
-        Raises RuntimeError for a model that waits for the device, or that allocates too much.
-        """
-        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(self._model.device)
-        self._memory = self._memory or torch.cuda.graph_pool_handle()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            # NOTE: kernels are compiled and libraries get their memory in a first pass, which capturing forbids.
-            packed_pass(self._model, self._attention, plan)
-            graph.capture_begin(self._memory, capture_error_mode="thread_local")
-            try:
-                logits = packed_pass(self._model, self._attention, plan)
-            finally:
-                graph.capture_end()
-        torch.cuda.current_stream().wait_stream(stream)
-        return graph, logits
-
-    def _fill(self, inputs: Inputs, spans: Sequence[Span], unread: Unread | None) -> None:
+    def _fill(self, inputs: Inputs, step: Step) -> None:
         """Lay the tokens and blocks of a step in, the last sequence again in the rows that are left."""
-        size, count = self._attention.block_tokens, inputs.numbers.shape[1]
+        spans, size, count = step.spans, self._attention.block_tokens, inputs.numbers.shape[1]
         tables = [span.sequence.block_table() for span in spans]
         table = np.zeros((count, max(map(len, tables))), np.int32)
         numbers = np.empty((5, count), np.int64)
@@ -178,9 +252,4 @@ class CapturedSteps:
         if unknown and unknown[-1][0] == last:
             unknown += [(row, unknown[-1][1]) for row in range(last + 1, count)]
         numbers[:, last + 1 :], table[last + 1 :] = numbers[:, last, None], table[last]
-        device = inputs.numbers.device
-        inputs.numbers.copy_(sent(numbers, device))
-        inputs.table[:, : table.shape[1]].copy_(sent(table, device))
-        if unknown:
-            assert unread is not None
-            unread.lay(inputs.numbers[0], [row for row, _ in unknown], [sequence for _, sequence in unknown])
+        self._lay(inputs, numbers, table, unknown, step.unread)

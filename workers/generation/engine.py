@@ -30,6 +30,7 @@ from workers.device.transfer import sent
 from workers.generation.attention import PagedAttention, packed_pass
 from workers.generation.blocks import BlockPool
 from workers.generation.captured import CapturedSteps
+from workers.generation.captured_prompts import CapturedPrompts, replayed
 from workers.generation.flights import (
     Chosen,
     Drawer,
@@ -69,19 +70,20 @@ class Engine:
         prefill_tokens: int = 512,
         scored_tokens: int = 512,
         captured: CapturedSteps | None = None,
+        prompts: CapturedPrompts | None = None,
         tower: Tower | None = None,
         drawer: Drawer | None = None,
     ) -> None:
         """`attention` is the one that `model` runs with, its cache as large as `pool`; None with another `_forward`.
 
         A step computes logits of at most `scored_tokens` tokens of prompts. `captured` computes steps of single tokens,
-        where CUDA can capture them. A model that sees has a `tower`. With a `drawer` a step is launched before the host
-        has read the tokens of the step before.
+        `prompts` those with parts of prompts, where CUDA can capture them. A model that sees has a `tower`. With a
+        `drawer` a step is launched before the host has read the tokens of the step before.
         `make_output(request, choice)` gives each choice what makes its text.
         """
         self.model, self.attention, self.pool = model, attention, pool
         self._sampler, self._masks, self._make_output = sampler, masks, make_output
-        self.max_sequences, self._captured = max_sequences, captured
+        self.max_sequences, self._captured, self._prompts = max_sequences, captured, prompts
         self._rope = None if attention is None else attention.rope
         self.tower = tower
         self._scheduler = Scheduler(pool, max_sequences, prefill_tokens, self._rope, scored_tokens, tower)
@@ -257,7 +259,7 @@ class Engine:
         entries = list(map(entry_of, spans))
         choosing = [entry.span.sequence for entry in entries if entry.chooses]
         guided = [sequence for sequence in choosing if sequence.matcher is not None]
-        # NOTE: one buffer holds the masks of a step, and the step before may not have read its own.
+        # NOTE: one buffer holds a step's masks, and the step before may not have read its own.
         is_masked = bool(guided) and self._flight is None
         if is_masked:
             self._masks.begin(guided)
@@ -291,10 +293,7 @@ class Engine:
             self._flight = None
 
     def _land(self, flight: Flight) -> None:
-        """Take the outcome of a step. What raises here has changed nothing, but for `Spoiled`.
-
-        All steps under way are revoked then.
-        """
+        """Take the outcome of a step. What raises here revokes all steps under way; but for `Spoiled` that is all."""
         live = flight.live
         try:
             self._begin_masks(flight)
@@ -352,7 +351,7 @@ class Engine:
 
         A worker that replays these tokens goes on at the beginning of the next step.
         """
-        # NOTE: such an entry has no log probabilities. Without its ids these tokens are written again, with theirs.
+        # NOTE: without its ids these tokens are written again, with their log probabilities.
         if last.kind != HELD or sequence.call.sampling.logprobs is None:
             last.written = sequence.untold()
 
@@ -366,11 +365,10 @@ class Engine:
             if span.sequence.tells_prompt:
                 rows += [begin + place - span.start for place in span.scores]
         every = rows == list(range(begins[-1]))
-        # NOTE: captured steps know the bare model only.
         hooked = self.loras is not None and self.loras.active
-        captured = None if hooked else self._captured
         unread = None if self._flight is None else self._flight.unread
-        if every and captured is not None and (logits := captured.logits(spans, unread)) is not None:
+        captured = (None, None) if hooked else (self._captured, self._prompts)
+        if (logits := replayed(*captured, spans, None if every else rows, unread)) is not None:
             return logits
         plan = plan_of(spans, self.pool.block_tokens, self.model.device, unread)
         keep = 0 if every else sent(np.array(rows or [0], np.int64), self.model.device)

@@ -19,6 +19,7 @@ from workers.device.transfer import sent
 from workers.generation.flights import Unread
 from workers.generation.paged_decode import DecodeLayout
 from workers.generation.paged_kernel import Kind, StepLayout
+from workers.generation.paged_tiles import TileLayout
 from workers.generation.rope import Lengths
 from workers.generation.scheduler import Sequence as Choice
 from workers.generation.scheduler import Span
@@ -84,8 +85,8 @@ class Plan:
     cache. `positions` are [3, tokens] where pictures of the step have rows and columns, and `pictured` are the features
     of these. `text_places` are there where a proof has moved positions. The first `singles` rows belong to `groups`.
     `views` keeps the block tables and masks by kind of mask, and `layouts` what kernels read, by `PagedKernel.kind`. A
-    step that CUDA captures has `decoding` instead of all these. `lengths` are those of a step without spans, for a
-    model with `LengthRope`.
+    step that CUDA captures has `decoding` instead of all these, or `tiled` where some of its tokens are of prompts.
+    `lengths` are those of a step without spans, for a model with `LengthRope`.
     """
 
     ids: torch.Tensor
@@ -99,6 +100,7 @@ class Plan:
     views: dict[Any, list[View]] = field(default_factory=dict)
     layouts: dict[Kind, StepLayout] = field(default_factory=dict)
     decoding: DecodeLayout | None = None
+    tiled: TileLayout | None = None
     lengths: Lengths | None = None
     pictured: Pictured | None = None
     text_places: torch.Tensor | None = None

@@ -9,8 +9,7 @@ from tests.fakes.generating import BLOCK_TOKENS, Answers, engine_of, request_of
 from tests.fakes.replaying import attention
 from tests.tiny import causal
 from workers.device import oom
-from workers.generation.captured import CapturedSteps, Graph
-from workers.generation.step_plan import Plan
+from workers.generation.captured import CapturedSteps, Graph, Inputs
 from workers.scheduling import job
 
 ASSERTED = "CUDA error: device-side assert triggered\nCompile with `TORCH_USE_CUDA_DSA`"
@@ -79,7 +78,7 @@ def test_words_of_a_model_on_a_processor_end_nothing() -> None:
 @pytest.mark.usefixtures("broken")
 def test_a_capture_that_breaks_the_context_runs_no_plain_step() -> None:
     class Breaking(CapturedSteps):
-        def _capture(self, plan: Plan) -> tuple[Graph, torch.Tensor]:
+        def _capture(self, inputs: Inputs) -> tuple[Graph, torch.Tensor]:
             raise torch.AcceleratorError(ASSERTED)
 
     engine = engine_of(causal.make("llama"), attention=attention(BLOCK_TOKENS), captures=Breaking)

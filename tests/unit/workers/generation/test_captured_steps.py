@@ -12,10 +12,9 @@ from tests.fakes.generating import BLOCK_TOKENS, Answers, engine_of, request_of
 from tests.fakes.replaying import Replay, ReplayedSteps, attention, decode
 from tests.tiny import causal
 from workers.generation.attention import PagedAttention
-from workers.generation.captured import CapturedSteps, Graph, row_counts
+from workers.generation.captured import CapturedSteps, Graph, Inputs, row_counts
 from workers.generation.heads import Heads
 from workers.generation.paged_decode import DecodeLayout
-from workers.generation.step_plan import Plan
 
 pytestmark = pytest.mark.usefixtures("both_modes_at_length")
 
@@ -78,7 +77,7 @@ def test_attention_that_differs_is_refused_and_the_answers_are_those_of_plain_st
 
 def test_a_model_that_cannot_be_captured_goes_on_in_plain_steps(caplog: pytest.LogCaptureFixture) -> None:
     class Refused(CapturedSteps):
-        def _capture(self, plan: Plan) -> tuple[Graph, torch.Tensor]:
+        def _capture(self, inputs: Inputs) -> tuple[Graph, torch.Tensor]:
             raise RuntimeError("operation not permitted when stream is capturing")
 
     model = causal.make("qwen3")

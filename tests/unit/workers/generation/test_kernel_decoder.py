@@ -254,6 +254,11 @@ def test_the_programs_give_the_numbers_of_plain_torch_in_the_interpreter() -> No
 
 
 @pytest.mark.long
+def test_attention_of_captured_steps_in_the_interpreter_is_that_of_plain_torch() -> None:
+    interpreted("attention")
+
+
+@pytest.mark.long
 def test_the_programs_give_the_numbers_of_plain_torch_in_other_precisions() -> None:
     for name, _, error in interpreted("float32", "float16"):
         assert error <= {"float32": 1e-6, "float16": 1e-3}[name]
