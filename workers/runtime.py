@@ -72,7 +72,7 @@ class Pipeline:
         self.executor.join()
 
     def cancel(self, session: bytes, request: int) -> None:
-        """The caller of a request has gone. Idempotent."""
+        """Cancel a request whose caller has gone. Idempotent."""
         job = self.context.jobs.find(session, request)
         if job is None:
             return
@@ -152,7 +152,7 @@ class Runtime:
         self._context.counts.flush()
 
     def drain(self) -> None:
-        """Announce the end; stop when all is done, or after `worker.drain_timeout_s`. Endpoint thread only."""
+        """Announce the end; stop when all jobs are done, or after `worker.drain_timeout_s`. Endpoint thread only."""
         if not self._draining_until:
             log.info(
                 "draining: %d requests open, %d leases", len(self._context.jobs), self.endpoint.leases.leases
@@ -191,12 +191,12 @@ class Runtime:
         )
 
     def want(self, message: Load) -> None:
-        """A frontend wants a model."""
+        """Load a model, as a frontend asks."""
         if not self.draining:
             self.models.want(message.model, message.explicit)
 
     def unload(self, model: str) -> None:
-        """Somebody wants a model's memory back."""
+        """Unload a model, as a frontend asks."""
         self.models.unload(model)
 
     def submit(self, session: Session, message: Submit, payload: memoryview) -> None:
@@ -206,7 +206,7 @@ class Runtime:
         self.pipeline.intake.submit(session, message, payload)
 
     def cancel(self, session: Session, request: int) -> None:
-        """The caller of a request has gone. Idempotent."""
+        """Cancel a request whose caller has gone. Idempotent."""
         session.outstanding.pop(request, None)
         self.pipeline.cancel(session.key, request)
 

@@ -59,7 +59,7 @@ class Call:
     def begin(
         cls, services: Services, rpc: Rpc, protocol: str, path: str, operation: str, number: int = 0
     ) -> Call:
-        """A request that has just arrived; `number` is its place in a stream, from 1."""
+        """Begin a request that has just arrived; `number` is its place in a stream, from 1."""
         metadata = rpc.metadata
         given, traceparent = metadata.get("x-request-id", ""), metadata.get("traceparent", "")
         if number and given:
@@ -105,7 +105,7 @@ class Call:
         return value if isinstance(value, str) else None
 
     def refuse(self, error: PenstockError) -> None:
-        """The request is refused by its head alone: count it."""
+        """Count a request that was refused by its head alone."""
         if isinstance(error, AccessRefused):
             self.services.recorder.refused(error.code.lower())
         self.finish(error)

@@ -101,10 +101,10 @@ def _is_connection(connection: socket.socket) -> bool:
 
 ASK_EVERY_S = 0.05
 SETTLED_LOOKS = 4
-"""Looks without a new connection, after which requests that were on their way have come."""
+"""After so many looks without a new connection all requests that were on their way have come."""
 _LAST_STREAM, _NO_ERROR = (1 << 31) - 1, 0
 GOAWAY = struct.pack(">I", 8 << 8 | 7) + struct.pack(">BIII", 0, 0, _LAST_STREAM, _NO_ERROR)
-"""Length 8, type 7, no flags, the connection itself."""
+"""A GOAWAY frame: length 8, type 7, no flags, stream 0, which is the connection itself."""
 _BYTES_ACKED = 120
 """Offset of `tcpi_bytes_acked` in Linux's `struct tcp_info`."""
 
@@ -152,13 +152,13 @@ def _is_between_frames(connection: socket.socket) -> bool:
 
 LOOK_EVERY_S, LOOK_AGAIN_S = 1.0, 0.1
 UNASKED_S = 10.0
-"""How long a connection may be too busy to be asked to leave before it is ended all the same."""
+"""Seconds for which a connection may be too busy to be asked to leave. Afterwards the connection is shut down."""
 _REST = 50
-"""PERF: a look through very many descriptors takes a while; this many times that while is rest."""
+"""PERF: a look through very many descriptors takes time. The thread rests for so many times as long."""
 
 
 class CallsByConnection:
-    """How many calls each connection holds, and when its last call ended, in seconds of the clock."""
+    """The number of calls on each connection, and the end of its last call in seconds of the clock."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock

@@ -69,9 +69,9 @@ _STATUS = {
     "WORKER_LOST": StatusCode.UNAVAILABLE,
 }
 _MAX_MESSAGE_CHARACTERS = 1024
-"""The message travels in a header, percent-encoded; peers accept 8 KiB of headers."""
+"""Most characters of an error's message, which travels in a header, percent-encoded: peers accept 8 KiB of headers."""
 LAST_WORD_S = 1.0
-"""How long a client may take to read a status and nothing else."""
+"""Seconds that a client may take to read a status without a message."""
 LOOK_S = 0.025
 """An rpc that has lasted so long is looked at, at the latest after twice that time."""
 _NO_FLAGS = 0
@@ -169,7 +169,7 @@ def head_of(path: str, metadata: Metadata, peer: str) -> dict[str, Any]:
 
 
 def _nothing() -> None:
-    """Does nothing: stands for the end of an rpc that is not served yet."""
+    """Do nothing: the end of an rpc that is not served yet."""
 
 
 class Untaken(Protocol):
@@ -236,7 +236,7 @@ class Underway:
     def __init__(self, leave: Callable[[Rpc], None]) -> None:
         self.leave = leave
         self.stopped = False
-        """The server is gone: gRPC's core must not be asked for anything."""
+        """Whether the server has ended: after its end no operation of gRPC's core may begin."""
         self.running: set[ServedUnary] = set()
         self._fresh: dict[ServedUnary, None] = {}
         self._older: dict[ServedUnary, None] = {}
@@ -250,7 +250,7 @@ class Underway:
             asyncio.get_running_loop().call_later(LOOK_S, self._look)
 
     def end(self, served: ServedUnary) -> None:
-        """The rpc has ended."""
+        """Forget an rpc that has ended."""
         self.running.discard(served)
         self._fresh.pop(served, None)
         self._older.pop(served, None)
@@ -299,7 +299,7 @@ class ServedUnary:
         self._timer = asyncio.get_running_loop().call_later(LAST_WORD_S, self.cut_off)
 
     def look(self) -> None:
-        """The rpc takes long."""
+        """Look at an rpc that takes long: watch for its client's leaving, a missing message and an untaken answer."""
         method = self._method
         assert method is not None
         if self._nbytes:

@@ -145,19 +145,19 @@ _REFLECTION = f"/{reflection.SERVICE_NAME}/ServerReflectionInfo"
 _CORE_LOGGER = "grpc._cython.cygrpc"
 
 MAX_STREAMS = 1024
-"""Rpcs at a time on one connection; more wait at the client."""
+"""Most rpcs at a time on one connection. Further rpcs wait at the client."""
 KEEPALIVE_S, KEEPALIVE_TIMEOUT_S = 120, 20
 SUCCESSION_SHARE = 0.5
-"""Part of the graceful timeout that a successor may take to listen."""
+"""Share of the graceful timeout that the frontend in place of this one may take until it listens."""
 LONGEST_S = 86400.0
 """The grace that gRPC's own shutdown gets while a drain is not over."""
 FAREWELL_S = 2.0
-"""How long clients of a replaced frontend are asked to leave it."""
+"""Seconds for which a replaced frontend asks its clients to leave."""
 LOOK_EVERY_S = 0.05
 
 
 class GrpcServer:
-    """Serves from `start` to `stop`."""
+    """The gRPC server of a frontend: listens from `start` to `drain`, and ends its rpcs in `stop`."""
 
     def __init__(self, services: Services, offered: list[GrpcService]) -> None:
         self._services, self._offered = services, offered
@@ -197,7 +197,7 @@ class GrpcServer:
         log.info("gRPC on %s", bind)
 
     def drain(self) -> None:
-        """Begin to stop."""
+        """Say NOT_SERVING from now on, and begin the handover or the stop."""
         if self._stopping is None:
             self._stopping = asyncio.get_running_loop().create_task(self._stop())
 

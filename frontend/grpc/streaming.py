@@ -26,7 +26,7 @@ from ipc import deadline
 from ipc.errors import Draining, PenstockError
 
 LINGER_S = 0.25
-"""Time for clients to read how their streams ended."""
+"""Seconds in which clients can read how their streams ended."""
 END_AT_ERROR = "triton_grpc_error"
 """Metadata of a client that wants the stream to end with a gRPC error at the first failure."""
 
@@ -41,7 +41,7 @@ class Streams:
         self._changed = asyncio.Event()
 
     async def serve(self, runner: Unary, rpc: Rpc) -> None:
-        """One stream from its first message to its last."""
+        """Serve one stream from its first message to its last answer."""
         stream = _Stream(runner, rpc, self.limit)
         self._open.add(stream)
         if self.draining:

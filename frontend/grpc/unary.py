@@ -31,7 +31,7 @@ from ipc.errors import DeadlineExceeded, Forbidden, InvalidInput, PenstockError,
 log = logging.getLogger(__name__)
 
 WRITE_GRACE_NS = 2_000_000_000
-"""What was made before the deadline of its request may be written for so much longer."""
+"""Nanoseconds after the deadline of its request in which an answer may still be written."""
 
 
 class Unwritten(Exception):
@@ -80,7 +80,7 @@ class Unary:
         return UntakenAnswer(self.services, self.path, nbytes, drop)
 
     def begin(self, rpc: Rpc, number: int = 0) -> Call:
-        """A request that has just arrived."""
+        """Begin a request that has just arrived: its context, ids and deadline."""
         return Call.begin(self.services, rpc, self.service.protocol, self.path, self.method.operation, number)
 
     async def answer(self, call: Call, received: Received) -> Answer | Several:

@@ -39,7 +39,7 @@ Values = dict[str, list[float]]
 """Values of the canned inferences of a load by `operation.output`."""
 
 MOST_FILES = 512
-"""Files of one kind. A machine whose versions and models do not change keeps to a few dozen."""
+"""Most files of one kind. A machine whose versions and models do not change has a few dozen."""
 _MOST_NBYTES = 64 << 10
 _PROCESSORS = Path("/proc/cpuinfo")
 _PROCESSOR_FIELDS = ("vendor_id", "model name", "stepping", "microcode", "flags", "CPU part", "Features")

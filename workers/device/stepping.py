@@ -43,7 +43,7 @@ EXIT_BUG = 70
 PREDICTION_FACTOR = 5.0
 UNKNOWN_S = 10.0
 UNKNOWN_TOKENS_PER_S = 200.0
-"""A slow model on a slow processor."""
+"""The pace that limits assume for a model without a known pace: a slow model on a slow processor."""
 LEAST_STEP_S = 20.0
 T = TypeVar("T")
 
@@ -61,7 +61,7 @@ def batch_limit_s(
 
 
 class Activity:
-    """Set by the device thread, read by the endpoint's thread."""
+    """What the device thread does and for how long. The device thread writes, the endpoint's thread reads."""
 
     def __init__(self, floor_s: float = 0.0) -> None:
         """No limit of a step is below `floor_s`."""
@@ -71,7 +71,7 @@ class Activity:
 
     @property
     def busy(self) -> bool:
-        """Whether something runs."""
+        """Whether the device thread runs a batch, a call or a step now."""
         return bool(self._since)
 
     @property
@@ -86,7 +86,7 @@ class Activity:
         return time.monotonic() - since if since else 0.0
 
     def begin(self, limit_s: float) -> None:
-        """Work begins that may take `limit_s` seconds."""
+        """Note the begin of work that may take `limit_s` seconds."""
         self._limit_s = self._step_limit_s = limit_s
         self._since = time.monotonic()
 
@@ -97,7 +97,7 @@ class Activity:
             self._since = time.monotonic()
 
     def end(self) -> None:
-        """The present work is over."""
+        """Note the end of the present work."""
         self._since = 0.0
 
     def overdue(self) -> bool:

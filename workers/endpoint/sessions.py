@@ -113,7 +113,7 @@ class Hearings:
 
 
 class CatalogOwner(Protocol):
-    """Who reads the catalog's files."""
+    """The part of the runtime that reads the files of the catalog."""
 
     def all_entries(self) -> Entries:
         """All that frontends have been told of the catalog."""
@@ -123,18 +123,18 @@ class CatalogOwner(Protocol):
 
 
 class Figures(Protocol):
-    """Who keeps the figures of the worker."""
+    """The part of the runtime that has the figures of the worker."""
 
     def now(self) -> Stats:
         """Present figures."""
 
 
 class Handler(Protocol):
-    """What the endpoint asks of the runtime."""
+    """The part of the runtime that the endpoint calls."""
 
     @property
     def draining(self) -> bool:
-        """Whether nothing new is taken."""
+        """Whether the worker drains and refuses new requests."""
 
     @property
     def models(self) -> CatalogOwner:
@@ -158,19 +158,19 @@ class Handler(Protocol):
         """
 
     def cancel(self, session: Session, request: int) -> None:
-        """The caller of a request has gone."""
+        """Cancel a request whose caller has gone."""
 
     def taken(self, session: Session, request: int, count: int) -> None:
         """A frontend has taken so many parts of a stream, or bytes of generated text."""
 
     def want(self, message: Load) -> None:
-        """A frontend wants a model."""
+        """Load a model, as a frontend asks."""
 
     def unload(self, model: str) -> None:
-        """Somebody wants a model's memory back."""
+        """Unload a model, as a frontend asks."""
 
     def released(self) -> None:
-        """A lease ended, so there may be room in the arena."""
+        """Note the end of a lease: the arena may have room for jobs that wait."""
 
     def tick(self) -> None:
         """Called about every `tick_s`."""

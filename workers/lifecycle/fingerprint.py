@@ -35,13 +35,13 @@ from workers.loading.reading import facts_of, files_of
 log = logging.getLogger(__name__)
 
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
-"""Largest distance, as a part of the length of the expected values."""
+"""The largest `distance` of equal fingerprints, by the type in which the model computes."""
 FINDINGS = "extraction"
 VARYING = (FINDINGS, "sparse.values")
 """Names of the results whose number of values is not fixed; their highest values come first."""
 
 _MOST_NBYTES = 64 << 20
-"""Of a file. A program has values of each output of each run of its warm-up."""
+"""Size of a fingerprint file at most. A program has values of each output of each run of its warm-up."""
 
 
 class FingerprintMismatch(Exception):
@@ -161,7 +161,7 @@ def _read(path: Path) -> dict[str, list[float]] | None:
 
 
 def _write(path: Path, values: Mapping[str, list[float]]) -> None:
-    """Write in one step. The model is served even if the file cannot be written."""
+    """Write a fingerprint in one step. The model is served even if the file cannot be written."""
     try:
         write_small(path.parents[1], path, msgspec.json.encode(dict(values)))
     except OSError as error:

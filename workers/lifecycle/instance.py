@@ -34,11 +34,11 @@ _serials = itertools.count(1)
 
 
 class WrongTransition(Exception):
-    """The life cycle of something loaded was broken; a bug."""
+    """A model or an adapter left a state by a way that the life cycle does not have: a bug."""
 
 
 class LoadAbandoned(Exception):
-    """Nobody wants the model any more, so the load was given up."""
+    """The load was given up, since no request, setting or operator wants the model any more."""
 
 
 class NoRoom(Exception):
@@ -67,7 +67,7 @@ class LifeCycle:
 
     @property
     def name(self) -> str:
-        """The name, unique among all that this worker loads."""
+        """The name, unique among the models and adapters that this worker loads."""
         raise NotImplementedError
 
     @property
@@ -156,7 +156,7 @@ class LoraAdapter(LifeCycle):
 
 @dataclass(slots=True, eq=False)
 class Instance(LifeCycle):
-    """Weights, or the place for them. `entries` are the models that share them; the first says how to load.
+    """Weights, loaded or not. `entries` are the models that share them; the first says how to load.
 
     `reserved_bytes` is the expected memory of a load that runs, `own_bytes` the memory of the load without children,
     and `known_bytes` that of the last load with children. `load_s` is what the last load took or this one may take;

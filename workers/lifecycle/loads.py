@@ -63,9 +63,9 @@ _FROM_OUTSIDE = ("", f"signal-{signal.SIGKILL:d}")
 """Ways in which a process ends that need not be its own fault."""
 RETRY_AFTER_S = 300.0
 KEPT_S = 300.0
-"""How long a life remembers a mark that it has found."""
+"""Seconds for which a process remembers the mark of a load in which an earlier process died."""
 LOWER = 5
-"""Of the nice value of a load that gives way: beside a busy thread the load keeps a quarter of a processor."""
+"""Added to the nice value of a load that gives way: beside a busy thread the load has a quarter of a processor."""
 T = TypeVar("T", bound=LifeCycle)
 R = TypeVar("R")
 
@@ -198,14 +198,14 @@ class Loads(ABC, Generic[T, R]):
 
     @abstractmethod
     def succeeded(self, item: T, result: R, seconds: float) -> None:
-        """A load ended well. Wants the lock."""
+        """Take in the result of a load. Wants the lock."""
 
     @abstractmethod
     def failed(self, item: T, reason: LoadFailure | None) -> None:
         """A load ended badly, or was given up (None). Wants the lock."""
 
     def refused(self, item: T, verdict: LoadFailure) -> None:
-        """A load is not tried, since this process died of it twice. Wants the lock."""
+        """Fail a load without a try, since worker processes died of such a load twice. Wants the lock."""
         self.failed(item, verdict)
 
     def may_begin(self, item: T) -> bool:
@@ -213,7 +213,7 @@ class Loads(ABC, Generic[T, R]):
         return self._crashes.may_begin(item.name)
 
     def begin(self, item: T) -> None:
-        """A load begins now. Wants the lock."""
+        """Change the state of a model or adapter whose load begins. Wants the lock."""
 
     def start(self) -> None:
         """Begin the loads that are due. Wants the lock."""

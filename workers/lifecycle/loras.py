@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 1.0
 TURN_S = 1.0
-"""How long an adapter serves before its turn may end."""
+"""Seconds for which an adapter with open requests keeps its place while another one waits."""
 
 
 class LoraLoads(Loads[LoraAdapter, FittedLora]):
@@ -184,7 +184,7 @@ class LoraLoads(Loads[LoraAdapter, FittedLora]):
                 self.states.announce(instance)
 
     def begin(self, item: LoraAdapter) -> None:
-        """The adapter takes a place. Wants the lock."""
+        """Give an adapter a place, as its load begins. Wants the lock."""
         item.begin(demanded=True)
         self.states.announce(item.parent)
 
@@ -203,7 +203,7 @@ class LoraLoads(Loads[LoraAdapter, FittedLora]):
                 self._post(partial(self._remove_dropped, instance))
 
     def _remove_dropped(self, instance: Instance) -> None:
-        """Device thread only."""
+        """Remove the weights of dropped adapters from the layers of a model. Device thread only."""
         with self.states.lock:
             adapter, dropped = instance.adapter, instance.dropped_loras
             instance.dropped_loras = []

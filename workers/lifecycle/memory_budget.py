@@ -39,9 +39,9 @@ from workers.loading.stored_files import weight_files
 TRIM_AFTER_BYTES = 128 << 20
 TRIM_EVERY_S = 600.0
 KEPT_BYTES = 1 << 30
-"""Blocks up to this size come from the heap, and so many bytes may be free at the top of the heap."""
+"""The C library takes blocks up to this size from the heap, and keeps as many free bytes at its top."""
 _NBYTES = {"int8": 1.01, "int4": 0.63, "fp8": 1.01}
-"""Of a number and its part of the scales, by the kind of quantised layers."""
+"""Bytes of a number and of its part of the scales, by the kind of quantised layers."""
 _MATRIX = 2
 _FLOATS = ("embed", "embd", "wte", "wpe", ".experts.", "visual.", "vision_", "audio_tower.")
 """Parts of the names of weights that stay floats."""
@@ -195,12 +195,12 @@ class Meter:
         return serial, self._allocated()
 
     def abort(self) -> None:
-        """The load ended without a model."""
+        """End the measurement of a load that gave no model."""
         with self._lock:
             self._running -= 1
 
     def end(self, began: tuple[int, int], adapter: Adapter) -> int:
-        """Bytes that the load has taken."""
+        """End the measurement; the bytes that the load has taken."""
         with self._lock:
             alone = began[0] == self._begun and self._running == 1
             self._running -= 1

@@ -214,13 +214,13 @@ class ModelStates:
         return self.served.get(name)
 
     def touch(self, name: str) -> None:
-        """The model was used just now."""
+        """Note that a request uses the model now."""
         model = self.served.get(name)
         if model is not None:
             model.instance.last_used = time.monotonic()
 
     def instances(self) -> list[Instance]:
-        """All instances, also those that no model names any more and that still hold memory."""
+        """All instances, with those that hold memory although no model names them any more."""
         return [*list(self._by_facts.values()), *list(self._leaving)]
 
     def used_bytes(self) -> int:
@@ -341,14 +341,14 @@ class ModelStates:
             self.begin_unload(instance, "catalog")
 
     def announce(self, *instances: Instance) -> None:
-        """The states of these instances changed."""
+        """Tell frontends, soon, that the states of these instances changed."""
         for instance in instances:
             self.changed.extend(entry.id for entry in instance.entries)
         self._tell()
         self.lock.notify_all()
 
     def enqueue(self, instance: Instance, demanded: bool) -> None:
-        """A load is due."""
+        """Put an instance in line for its load."""
         instance.begin(demanded)
         self.due.add(instance, first=demanded)
         self.announce(instance)

@@ -80,7 +80,7 @@ class Maintenance:
         self._thread = vital_thread("maintenance", self._run)
 
     def start(self) -> None:
-        """Begin the loads that are due."""
+        """Start the maintenance thread, which begins the loads that are due."""
         self._thread.start()
 
     def close(self) -> None:

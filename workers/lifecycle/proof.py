@@ -69,7 +69,7 @@ _LABELS = ["person", "place"]
 _PAGE = {"words": ["two", "words"], "boxes": [[0, 0, 32, 32], [32, 0, 32, 32]]}
 """Words of a page, for families that answer questions about them."""
 _SHORTEST = 8
-"""Tokens that a family of written text may write here; the device serves nobody meanwhile."""
+"""Tokens that a family which writes text may write in a proof: no request is served meanwhile."""
 
 
 def prove(adapter: Adapter, entry: ModelEntry, lora: str = "", run: Run = lambda work: work()) -> Values:

@@ -97,7 +97,7 @@ class Infer:
                 )
 
     def group(self, call: InferCall) -> Hashable:
-        """Same inputs, in shapes that differ in the rows only."""
+        """Calls with the same inputs, in shapes that differ in the rows only, have equal groups."""
         return tuple([(tensor.name, *tensor.shape[1:]) for tensor in call.inputs])
 
     def needs_prepared(self, call: InferCall) -> bool:
@@ -159,7 +159,7 @@ class Infer:
         return iter(adapter.stream(batch))
 
     def part(self, adapter: ProgramAdapter, batch: NamedBatch, found: object) -> dict[str, NamedOutput]:
-        """What a step gave. Raises `UnexpectedOutput` for what the configuration forbids."""
+        """The outputs of one step. Raises `UnexpectedOutput` for what the configuration forbids."""
         if not isinstance(found, Mapping):
             raise UnexpectedOutput(f"the model gave {type(found).__name__!a}, not a dictionary of outputs")
         rows = batch.rows if adapter.signature.batches else None

@@ -148,7 +148,7 @@ class ItemOperation:
         return None
 
     def instant(self, call: Any) -> bool:
-        """Tokenizing and rendering take their time."""
+        """False: tokenizing and rendering take longer than a change of threads."""
         return False
 
     def needs_prepared(self, call: Any) -> bool:
@@ -156,7 +156,7 @@ class ItemOperation:
         return False
 
     def layout(self, adapter: Adapter, call: Any, prepared: Sequence[Prepared]) -> list[ResultTensor]:
-        """No tensor has a size known beforehand."""
+        """An empty list: no tensor has a size that is known beforehand."""
         return []
 
     def prepare(
@@ -219,7 +219,7 @@ class Encode(ItemOperation):
 
 
 class Score(ItemOperation):
-    """One float32 per item."""
+    """Scores of pairs of the query and an item: one float32 per item."""
 
     name = "score"
 
@@ -365,7 +365,7 @@ class Tokenize(ItemOperation):
     def prepare(
         self, adapter: Adapter, call: TokenizeCall, start: int, stop: int, payload: Payload
     ) -> list[Prepared | ItemFailure]:
-        """The results. Raises `ItemRefused` for an id that the vocabulary lacks, and as `Adapter.prompt_ids`."""
+        """The results of the items. Raises `ItemRefused` for an unknown id of a token, and as `Adapter.prompt_ids`."""
         reader = self._readers.get(adapter)
         if reader is None:
             # NOTE: two threads may make one each; the copy of a tokenizer is made at the first use.

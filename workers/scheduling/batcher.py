@@ -26,9 +26,9 @@ from workers.adapters.base import Gathering
 from workers.scheduling.job import Batch, Job, Piece
 
 MAX_AHEAD = 256
-"""Callers or groups without waiting work that are remembered before those that owe nothing are forgotten."""
+"""So many callers or groups without waiting work keep their accounts; of more, those that owe nothing lose theirs."""
 ATTENTION_NS = 5_000_000_000
-"""How long after a query the batches of others stay short."""
+"""After a query the batches of other work stay short for so long."""
 TURN_PARTS = 16
 """A turn is at least this part of the token budget, however slow the model is: smaller batches waste the device."""
 UNKNOWN_PACE = 10_000.0
@@ -171,7 +171,7 @@ class _Group:
         return self.lanes["interactive"].tokens + self.lanes["bulk"].tokens
 
     def due_ns(self) -> int:
-        """When a batch may be taken; 0 is now."""
+        """The instant at which a batch of the group may be taken, in nanoseconds; 0 is now."""
         gathering = self._gathering
         if gathering is None or not gathering.delay_ns or self.tokens >= gathering.full_tokens:
             return 0
@@ -206,7 +206,7 @@ class _Group:
 
 
 class Batcher:
-    """All waiting items of one worker."""
+    """The prepared items of one worker that wait for the device, by model and lane."""
 
     def __init__(self, starve_after_ns: int = 2_000_000_000, turn_s: float = 0.0) -> None:
         """`turn_s` is the predicted time of a batch while others wait or will soon; 0 = batches are always filled."""

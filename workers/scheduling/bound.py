@@ -34,11 +34,11 @@ from ipc.wire.messages import LANES
 from workers.scheduling.job import Batch, Job
 
 MEMORY_S = 2.0
-"""Device time after which two thirds of what was known has been replaced."""
+"""Device time after which recent batches make up two thirds of a pace."""
 MOST_WEIGHT = 0.5
-"""Of one batch, however long it took."""
+"""The largest weight of one batch in a pace, however long the batch took."""
 MOMENT_S = 1e-6
-"""A shorter batch says nothing."""
+"""A batch that took less time changes no pace."""
 OUTLIER = 4.0
 """A batch counts as at most so many times the time that was predicted."""
 SPREAD = 0.1
@@ -47,13 +47,13 @@ EXTRAPOLATED = 4.0
 """Before a batch was full, full batches count as at most so many times as large as the batches that ran."""
 GROW_AFTER_S = 20.0
 SMALLEST_TOKENS = 64
-"""Of a token budget, however often batches did not fit."""
+"""No token budget shrinks below this number, however often batches did not fit."""
 FIRST_TOKENS_PER_S = 4000.0
 """The pace of a model that has not run yet: between those of a small and of a large model on a processor."""
 FULL_AGAIN = 2.0
 """A full batch may hold so many times the tokens that full batches held lately."""
 FADES = 0.8
-"""What is left of the most that a session has used, at each division of the room."""
+"""At each division of the room the most that a session has used is multiplied by this factor."""
 
 
 class DrainRate:

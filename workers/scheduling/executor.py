@@ -31,7 +31,7 @@ CLOSE_S = 2.0
 
 
 class Executor:
-    """Owns the device thread."""
+    """Runs the device thread: batches, calls, and strategies that ask for the thread."""
 
     def __init__(self, context: Context, touch: Callable[[str], None]) -> None:
         """`touch` takes the model of every batch."""
@@ -55,7 +55,7 @@ class Executor:
         self._threads = [vital_thread("device", self._run), vital_thread("form-ahead", self._form_ahead)]
 
     def start(self) -> None:
-        """Begin to take work."""
+        """Start the device thread and the thread that forms batches ahead."""
         for thread in reversed(self._threads):
             thread.start()
 

@@ -32,29 +32,29 @@ FAIL_EARLY_NS = 250_000_000
 
 
 _PLACES = (Reason.ROOM, Reason.COPY, Reason.SLOT)
-"""In the order in which they are looked at: a job that has its copies goes before one that lacks them."""
+"""Reasons for which a job waits for room, in the order of `retry`: a job that has its copies goes first."""
 
 
 class Served(Protocol):
-    """A model that is served."""
+    """A model of the table, with the adapter that answers its requests."""
 
     @property
     def adapter(self) -> Any:
-        """What serves it; None while nothing does."""
+        """The loaded adapter; None while no adapter serves the model."""
 
     @property
     def instance(self) -> Any:
-        """The instance, whose weights several models may share."""
+        """The instance with the weights, which several models may share."""
 
 
 class Models(Protocol):
-    """What intake asks of the table of models."""
+    """The part of the table of models that intake needs."""
 
     def find(self, name: str) -> Served | None:
         """The model of that name."""
 
     def touch(self, name: str) -> None:
-        """The model is used now."""
+        """Note that a request uses the model now: the model used longest ago is unloaded first."""
 
     def require_lora(self, instance: Any, call: Any) -> None:
         """Raise while the LoRA adapter of a call is not loaded."""

@@ -217,7 +217,7 @@ def collate(pieces: list[Piece]) -> Any:
 
 
 class Strategy:
-    """One kind of job."""
+    """How a kind of job takes its turns on the device. A worker has one strategy of each kind."""
 
     ends_late = False
     """Whether a job that runs ends at its deadline; else what has begun goes on."""
@@ -262,16 +262,16 @@ class Strategy:
         """The frontend has taken so much of what the job has sent ahead. Endpoint thread only."""
 
     def go_on(self) -> None:
-        """See to jobs that have ended or can go on, also when the worker ends. Device thread only."""
+        """End or resume jobs that have ended or can go on, also when the worker ends. Device thread only."""
 
     def resume(self, job: Job) -> None:
-        """The pause of a job is over. Device thread only."""
+        """Go on with a job whose pause is over. Device thread only."""
 
     def ended(self, job: Job) -> None:
-        """A job has ended; it may still be on the device. Any thread, must not wait."""
+        """Note that a job has ended, perhaps while the device runs the job. Any thread; must not wait."""
 
     def left(self, job: Job) -> None:
-        """Nothing works with the memory of an ended job any more. Any thread."""
+        """Note that no thread reads or writes the memory of an ended job any more. Any thread."""
 
 
 def item_error(piece: Piece, error: Exception) -> ItemError:
@@ -312,7 +312,7 @@ class BatchLog:
         self.busy_s = 0.0
 
     def note(self, model: str, items: int, tokens: int, budget: int, seconds: float) -> None:
-        """A batch has ended."""
+        """Add a batch that has ended."""
         self._records.append(BatchRecord(time.monotonic_ns(), seconds, model, items, tokens, budget))
         self.busy_s += seconds
 
@@ -364,16 +364,16 @@ class BatchCounts:
         self._parts: dict[str, Any] = {}
 
     def hold(self) -> None:
-        """Keep what batches count in memory from now on, until `flush`."""
+        """Hold the counts of batches in memory from now on, until `flush`."""
         self._tally.hold()
 
     def flush(self) -> None:
-        """Write what waits in memory. Any thread."""
+        """Write the counts that are held in memory. Any thread."""
         with self._lock:
             self._tally.flush()
 
     def note_batch(self, model: str, batch: Batch, budget: int) -> None:
-        """A batch has run; `budget` is how many tokens would have fitted."""
+        """Count a batch that has run; `budget` is the number of tokens that would have fitted."""
         with self._lock:
             self._note_batch(model, batch, budget)
 

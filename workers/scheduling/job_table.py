@@ -84,7 +84,7 @@ class JobTable:
                 self.fail(job, error)
 
     def enter(self, job: Job) -> None:
-        """A job begins; its cost has been admitted."""
+        """Add a job whose cost the queue has admitted."""
         config = None if job.adapter is None else job.adapter.config
         if config is not None and config.dynamic_batching and config.dynamic_batching.preserve_ordering:
             with self._order_lock:
@@ -121,7 +121,7 @@ class JobTable:
             job.strategy.left(job)
 
     def fail(self, job: Job, error: PenstockError) -> None:
-        """The whole request fails."""
+        """End a job with an error for all of its items."""
         with self.lock:
             if not self._end(job, "failed"):
                 return

@@ -36,12 +36,12 @@ from workers.scheduling.job_table import JobTable, write_results
 log = logging.getLogger(__name__)
 
 BULK_EVERY = 8
-"""One turn in so many is bulk work's while both wait."""
+"""While queries and bulk work both wait, one turn in so many goes to bulk work."""
 CHUNK_ITEMS = 32
 CHUNK_IMAGES = 4
-"""A large picture takes seconds, and a request that has ended goes on until the end of its chunk."""
+"""Pictures of a chunk. A large one takes seconds, and a cancelled request is prepared to the end of its chunk."""
 CHUNK_CHARACTERS = 1 << 16
-"""Some 50 ms; a longer text is tokenized whole, by a thread for which no short one waits."""
+"""Characters of a chunk, which take some 50 ms. A longer text is one chunk, for a thread that takes long jobs."""
 LONE_CHARACTERS = 4096
 
 
@@ -66,11 +66,11 @@ class Preparer:
             thread.start()
 
     def put(self, job: Job) -> None:
-        """Prepare this job soon."""
+        """Put a job at the end of its lane; a preparing thread takes the job from there."""
         self._line.put(job, is_long(job.work.call, job.prepared_items))
 
     def close(self) -> None:
-        """Stop the threads after what they are doing now."""
+        """Stop the threads at the end of their present chunks."""
         self._line.close()
 
     def _run(self, place: int) -> None:
@@ -331,7 +331,7 @@ def _characters(item: InputItem) -> int:
 
 
 def _within(value: Any) -> int:
-    """Characters of all texts in what options or a schema hold, however deep."""
+    """Characters of all texts in a value of options or of a schema, at any depth."""
     count, rest = 0, [value]
     while rest:
         held = rest.pop()

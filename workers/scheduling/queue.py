@@ -34,9 +34,9 @@ from workers.scheduling.bound import Bound, DrainRate, Paces
 from workers.scheduling.job import Batch, Job, Piece
 
 WAKE_AFTER = 16
-"""Jobs that a gathering thread puts before the device is woken all the same."""
+"""A gathering thread wakes the device after it has put so many jobs."""
 _LONGEST_WAIT_S = 3600.0
-"""The device thread looks again after so long, because a lock takes no arbitrary time."""
+"""The longest wait for the bell, in seconds: a lock refuses timeouts above its own bound."""
 
 
 Call = tuple[Callable[[], Any], Future[Any]]
@@ -47,7 +47,7 @@ class Asking(Protocol):
     """The part of a strategy that the queue calls."""
 
     def go_on(self) -> None:
-        """See to jobs that have ended or can go on."""
+        """End or resume the jobs of the strategy that have ended or can go on."""
 
 
 class WorkQueue:
@@ -335,7 +335,7 @@ class WorkQueue:
                 self._backlog.notify()
 
     def close(self) -> None:
-        """Make waiters return."""
+        """End all waits: `wait_work` and `wait_backlog` return False from now on."""
         with self._lock:
             self._closed = True
             self._ring()
@@ -352,7 +352,7 @@ class WorkQueue:
 
 
 class Reason(enum.Enum):
-    """What a waiting job lacks."""
+    """The thing for which a job waits outside of the queue."""
 
     SLOT = enum.auto()
     COPY = enum.auto()
@@ -383,7 +383,7 @@ class WaitingLine:
             return any(job.state == "open" for job in self._lines[reason])
 
     def holds(self, job: Job) -> bool:
-        """Whether the job waits here."""
+        """Whether the job is in this line, for any reason."""
         return any(job in line for line in self._lines.values())
 
     def jobs(self, *reasons: Reason) -> list[Job]:

@@ -54,15 +54,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TURN_S = 0.01
-"""Steps go on for so long while nothing else waits; a step is never interrupted."""
+"""Seconds of steps in one turn, if no other work waits before. A step is never interrupted."""
 
 
 FIRST_TOKENS = 256
-"""Tokens of a choice that names no bound, before any choice of its model has ended."""
+"""Expected tokens of a choice without a bound, before any choice of its model has ended."""
 _PLAIN_KINDS = frozenset((TEXT, REASONING, ARGUMENTS, HELD))
 """Kinds of entries that have nothing in the maps of `Deltas` but log probabilities."""
 LATEST_WEIGHT = 0.1
-"""Of one step among the times of the last steps, and of one choice that ends among their lengths."""
+"""The weight of one step in the mean time of steps, and of one choice in the mean length of choices."""
 
 
 @dataclass(slots=True, eq=False)
@@ -134,7 +134,7 @@ class Generations(Strategy):
         self._most_waiting = context.settings.generation.max_waiting
         self._crowds: WeakKeyDictionary[Adapter, Crowd] = WeakKeyDictionary()
         self._changed: deque[Job] = deque()
-        """Jobs that have ended, or whose clients read again."""
+        """Jobs that have ended, or whose clients read again, for the next `go_on`."""
 
     def admit(self, job: Job) -> None:
         """Refuse a job when too many sequences of its model wait, unless its caller has less than its part of them.
@@ -418,14 +418,14 @@ class Generations(Strategy):
                 self._queue.put_again(crowd.carrier)
 
     def taken(self, job: Job, nbytes: int) -> None:
-        """The client of a stream has taken some text. Endpoint thread only."""
+        """Note the text that the client of a stream has taken. Endpoint thread only."""
         state: TextState = job.strategy_state
         state.flow.taken(nbytes)
         if state.paused and state.flow.half_open:
             self._note_change(job)
 
     def ended(self, job: Job) -> None:
-        """The engine is to forget the job before its next step."""
+        """Have the engine drop the job before its next step."""
         if job.strategy_state is None:
             return
         crowd = self._crowd(job.adapter)
@@ -437,7 +437,7 @@ class Generations(Strategy):
         self._note_change(job)
 
     def _note_change(self, job: Job) -> None:
-        """A job has ended, or can go on, and its engine does not know yet. Any thread."""
+        """Note that a job has ended or can go on, and have the device thread tell the engine. Any thread."""
         self._changed.append(job)
         self._queue.ask(self)
 

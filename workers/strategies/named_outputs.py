@@ -52,7 +52,7 @@ class Placer:
         return failures
 
     def _write_one(self, piece: Piece, named: Mapping[str, NamedOutput], rows: slice) -> bool:
-        """One request; whether copies from the device are still under way."""
+        """Write the outputs of one request; whether copies from the device are still under way."""
         job, request = piece.job, piece.prepared.payload
         infos: list[TensorInfo] = []
         left: list[tuple[str, Raw]] = []
@@ -162,7 +162,7 @@ def _copy(place: np.ndarray, raw: Raw) -> None:
 
 
 def _write_region(region: OpenRegion, raw: Raw) -> bool:
-    """To the start of a client's region; whether a copy on the device is under way."""
+    """Write an output to the start of a client's region; whether a copy on the device is under way."""
     if region.on_device and isinstance(raw, torch.Tensor) and raw.nbytes <= region.nbytes:
         copies.count("region", raw.nbytes)
         region.tensor()[: raw.nbytes].view(raw.dtype).view(raw.shape).copy_(raw, non_blocking=True)

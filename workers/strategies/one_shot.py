@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 EVICTION_WAIT_S = 5.0
-"""How long the device thread waits for the memory of another model."""
+"""Seconds that the device thread waits for the memory of a model that is being unloaded."""
 EVICT_AGAIN_AFTER_S = 60.0
 
 
@@ -53,7 +53,7 @@ class OneShot(Strategy):
         return passes.ran
 
     def recover(self, passes: Passes, pieces: list[Piece], error: Exception) -> None:
-        """Some pieces failed together."""
+        """Run pieces that failed together again, in halves, until the guilty piece stands alone."""
         left: Exception | None = error
         if oom.is_out_of_memory(error):
             left = passes.make_room(pieces, error)
@@ -224,7 +224,7 @@ class Passes:
 
 
 def note_batch(pieces: list[Piece], began_ns: int, computed_ns: int, copied_ns: int) -> None:
-    """A batch has run: note its times and its members for the traced requests in the batch."""
+    """After a batch, note its times and its members for the traced requests in the batch."""
     if not any(piece.job.trace for piece in pieces):
         return
     jobs: dict[int, Job] = {id(piece.job): piece.job for piece in pieces}
@@ -290,7 +290,7 @@ class Eviction:
         return self._unload_idle(model, EVICTION_WAIT_S)
 
     def in_vain(self, model: str) -> None:
-        """The item did not fit after the eviction either."""
+        """Note that the item did not fit after the eviction either."""
         self._in_vain[model] = time.monotonic()
 
 
@@ -316,7 +316,7 @@ class RecoveryCounts:
             metrics.sie_oom_terminal.labels(model).inc()
 
     def evicted(self, model: str) -> None:
-        """Another model was unloaded for an item of this one."""
+        """Count an item for which another model was unloaded."""
         self._metrics.sie_oom_evictions.labels(model).inc()
 
     def ended(self, model: str) -> None:

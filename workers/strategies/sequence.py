@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 Key = tuple[str, int | str]
 """Caller and correlation id."""
 MAX_LOST = 1024
-"""Ids of lost sequences that are remembered, so that their next request is told why."""
+"""So many ids of lost sequences are remembered, so that the error of their next request names the reason."""
 _VOID = "its START request did not succeed"
 
 
@@ -68,7 +68,7 @@ class Sequence:
 
 @dataclass(slots=True, eq=False)
 class Turn:
-    """One request. `arrived`: the request is ready for its turn. `restarts`: its START came on an open sequence."""
+    """A request of a sequence. `arrived`: ready for its turn. `restarts`: the START met an open sequence."""
 
     job: Job
     sequence: Sequence
@@ -101,12 +101,12 @@ class SlotTable:
 
     @property
     def active(self) -> int:
-        """Sequences that have a slot."""
+        """The number of sequences that have a slot."""
         return len(self._by_id) - len(self._backlog)
 
     @property
     def waiting(self) -> int:
-        """Sequences that wait for a slot."""
+        """The number of sequences that wait for a slot."""
         return len(self._backlog)
 
     def enrol(self, step: Step, job: Job) -> Turn:
@@ -284,7 +284,7 @@ class Sequences(OneShot):
         return may_run
 
     def left(self, job: Job) -> None:
-        """The next job of the sequence may run."""
+        """Give the turn of an ended job to the next job of its sequence."""
         # NOTE: a job and its turn name each other; what they hold must not wait for the collector of such cycles.
         turn, job.strategy_state = job.strategy_state, None
         if turn is None:

@@ -35,7 +35,7 @@ from workers.strategies.one_shot import note_batch
 log = logging.getLogger(__name__)
 
 TURN_S = 0.005
-"""Steps go on for so long while nothing ends them; a step is never interrupted."""
+"""Seconds of steps in one turn, if nothing ends the turn before. A step is never interrupted."""
 
 
 @dataclass(slots=True, eq=False)
@@ -181,7 +181,7 @@ class Streams(Strategy):
             self._queue.put_again(job)
 
     def taken(self, job: Job, count: int) -> None:
-        """The frontend has taken parts of a stream."""
+        """Note that the frontend has taken parts of a stream, which makes room for more."""
         stream: StreamState = job.strategy_state
         with self._table.lock:
             stream.flow.taken(count)
@@ -190,7 +190,7 @@ class Streams(Strategy):
             self._queue.put_again(job)
 
     def wake_roomless(self) -> None:
-        """Streams that found no room in the arena try again."""
+        """Put the streams that found no room in the arena into the queue again."""
         for job in self._line.take(Reason.PART):
             job.strategy_state.lacks_room = False
             with self._table.lock:
@@ -199,14 +199,14 @@ class Streams(Strategy):
                 self._queue.put_again(job)
 
     def resume(self, job: Job) -> None:
-        """A model has waited as long as the model asked: its stream goes on. Device thread only."""
+        """Go on with a stream after the pause that its model asked for. Device thread only."""
         with self._table.lock:
             wakes = job.strategy_state.flow.open and self._table.resume(job)
         if wakes:
             self._queue.put_again(job)
 
     def ended(self, job: Job) -> None:
-        """The device thread is to close the steps of the job."""
+        """Have the device thread close the steps of the job."""
         self._over.append(job)
         self._queue.ask(self)
 
