@@ -56,10 +56,10 @@ class AgentConversation(Conversation):
 
     def fields(self) -> dict[str, Any]:
         """As the base, with the session and the tools that are left."""
-        told = {**super().fields(), "session_id": self._session, "agent_permission": self._permission}
+        body = {**super().fields(), "session_id": self._session, "agent_permission": self._permission}
         for fields in self._features.values():
-            told |= fields
-        return told if self._features else {**told, _OTHERS: _MOST_ROUNDS}
+            body |= fields
+        return body if self._features else {**body, _OTHERS: _MOST_ROUNDS}
 
     def ask(self, text: str) -> Generator[tuple[str, Any], None, None]:
         """As the base. A tool that the server does not offer is left out, and the message is sent again."""

@@ -99,11 +99,11 @@ class Server:
 
         Raises `NoAnswer` where no server answers.
         """
-        told = self._told(MODELS, _Models)
-        if told is None:
+        listing = self._told(MODELS, _Models)
+        if listing is None:
             return None
-        others = {model.name for model in told.models if model.outputs}
-        return [terminal.one_line(model.id) for model in told.data if model.id and model.id not in others]
+        others = {model.name for model in listing.models if model.outputs}
+        return [terminal.one_line(model.id) for model in listing.data if model.id and model.id not in others]
 
     def absence(self, model: str) -> str:
         """Why the server has no model of that name that writes text, with the names of those that there are.

@@ -187,7 +187,7 @@ def _further(entries: Iterable[ModelEntry]) -> list[ModelEntry]:
         return []
     sources = [entry.source for entry in entries if isinstance(entry.source, HubSource)]
     known = {name for where in sources for name in (where.repo, where.tokenizer_repo)}
-    found = []
+    rows = []
     for one in sorted(repositories, key=lambda one: one.repo_id.lower()):
         if one.repo_type == "model" and one.repo_id not in known:
             paths = {
@@ -195,8 +195,8 @@ def _further(entries: Iterable[ModelEntry]) -> list[ModelEntry]:
                 for each in one.revisions
                 for file in each.files
             }
-            found += _cached(one.repo_id, paths)
-    return found
+            rows += _cached(one.repo_id, paths)
+    return rows
 
 
 def _cached(repository: str, paths: Collection[str]) -> list[ModelEntry]:

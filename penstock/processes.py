@@ -248,19 +248,19 @@ def _restarts(paths: RunPaths) -> dict[str, int]:
 
 
 def _lanes(paths: RunPaths) -> Lanes:
-    files, found = MetricFiles(paths), dict[str, dict[str, int]]()
+    files, sums = MetricFiles(paths), dict[str, dict[str, int]]()
     for name, label in (
         ("sie_gateway_nats_connected", ""),
         ("sie_gateway_workers", "status"),
         ("penstock_cluster_lane_total", "lane"),
         ("penstock_cluster_resent_total", "reason"),
     ):
-        found[name] = {
+        sums[name] = {
             dict(series.labels).get(label, ""): int(value)
             for series, value in files.series(name).items()
             if series.name == name
         }
-    joined, boxes, items, resent = found.values()
+    joined, boxes, items, resent = sums.values()
     return Lanes(
         joined=bool(joined),
         boxes=boxes.get("healthy", 0),

@@ -162,8 +162,9 @@ def _removal(entry: ModelEntry, catalogs: Iterable[str]) -> Removal:
 
 def _files(repo: str) -> Iterable[tuple[Any, Any]]:
     """(revision, file) of a repository in the hub cache."""
-    found = _repository(repo)
-    return [] if found is None else [(each, file) for each in found.revisions for file in each.files]
+    repository = _repository(repo)
+    revisions = [] if repository is None else repository.revisions
+    return [(each, file) for each in revisions for file in each.files]
 
 
 def _repository(repo: str) -> Any:
@@ -184,8 +185,8 @@ def _from_cache(where: HubSource) -> Removal:
     from workers.loading.gguf_file import choices, parts_of
     from workers.loading.source import WEIGHTS
 
-    found = _repository(where.repo)
-    if found is None:
+    repository = _repository(where.repo)
+    if repository is None:
         raise NotRemoved("not in the hub cache, so there is nothing to delete")
     paths = {file.file_path.relative_to(each.snapshot_path).as_posix() for each, file in _files(where.repo)}
     has_others = len(choices(sorted(paths))) > 1 or any(path.endswith((*WEIGHTS, ".onnx")) for path in paths)
@@ -199,12 +200,13 @@ def _from_cache(where: HubSource) -> Removal:
         if not links:
             raise NotRemoved(f"{where.gguf} is not in the hub cache, so there is nothing to delete")
         # NOTE: a link may lead out of the cache, and files of the same content are one blob.
-        kept, root = {file.blob_path for is_named, file in files if not is_named}, found.repo_path.resolve()
+        shared_blobs = {file.blob_path for is_named, file in files if not is_named}
+        root = repository.repo_path.resolve()
         sizes = {
             file.blob_path: file.size_on_disk
             for is_named, file in files
             if is_named
-            and file.blob_path not in kept
+            and file.blob_path not in shared_blobs
             and file.blob_path.parent.resolve().is_relative_to(root)
         }
 
@@ -212,9 +214,11 @@ def _from_cache(where: HubSource) -> Removal:
             for path in (*links, *sizes):
                 path.unlink(missing_ok=True)
 
-        return Removal(sum(sizes.values()), f"{where.gguf} in {found.repo_path}", delete)
+        return Removal(sum(sizes.values()), f"{where.gguf} in {repository.repo_path}", delete)
     # NOTE: `delete_revisions` of the library takes commits, and copies of a repository share commits.
-    return Removal(found.size_on_disk, f"in {found.repo_path}", lambda: shutil.rmtree(found.repo_path))
+    return Removal(
+        repository.size_on_disk, f"in {repository.repo_path}", lambda: shutil.rmtree(repository.repo_path)
+    )
 
 
 def _from_directory(root: Path, gguf: str, catalogs: Iterable[Path]) -> Removal:

@@ -94,14 +94,14 @@ def trying(name: str) -> Iterator[None]:
 def read_object(directory: Path, name: str) -> Mapping[str, Any]:
     """The object in a file of JSON; empty without the file. Raises `DamagedFile`."""
     try:
-        found = json.loads((directory / name).read_bytes())
+        content = json.loads((directory / name).read_bytes())
     except FileNotFoundError:
         return {}
     except (ValueError, RecursionError) as error:
         raise DamagedFile(f"{name}: is no JSON ({type(error).__name__})") from error
-    if not isinstance(found, Mapping):
-        raise DamagedFile(f"{name}: is {_shown(found)}, an object is needed")
-    return found
+    if not isinstance(content, Mapping):
+        raise DamagedFile(f"{name}: is {_shown(content)}, an object is needed")
+    return content
 
 
 def _shown(value: Any) -> str:

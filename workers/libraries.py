@@ -97,14 +97,14 @@ def replaced(owners: list[Any], name: str, value: Any) -> Iterator[None]:
 @contextlib.contextmanager
 def _quickened() -> Iterator[None]:
     """In this block transformers looks for `__all__` quickly, also if `_SCANNING` is imported in the block only."""
-    found: list[tuple[Any, str, Any]] = []
+    replaced: list[tuple[Any, str, Any]] = []
 
     def quicken(module: Any) -> None:
         names = ("fetch__all__", "create_import_structure_from_path")
         if not all(name in vars(module) for name in names):
             return
         fetch, scan = (vars(module)[name] for name in names)
-        found.extend((module, name, vars(module)[name]) for name in names)
+        replaced.extend((module, name, vars(module)[name]) for name in names)
         # PERF: fetch__all__ goes through all lines of a file, and takes the last that begins with the word.
         module.fetch__all__ = lambda text: fetch(text[text.rfind("\n__all__") + 1 :])
         scanned = functools.cache(scan)
@@ -123,7 +123,7 @@ def _quickened() -> Iterator[None]:
         yield
     finally:
         sys.meta_path.remove(finder)
-        for owner, name, former in found:
+        for owner, name, former in replaced:
             setattr(owner, name, former)
 
 

@@ -240,9 +240,9 @@ def _lora(request: dict[str, Any], runtime: dict[str, Any], before: str) -> str:
     """The request's LoRA adapter under either name, else the profile's."""
     for options in (request, runtime):
         for name in ("lora", "lora_id"):
-            found = typed(options, name, str, "str", before)
-            if found is not None:
-                return str(found)
+            adapter = typed(options, name, str, "str", before)
+            if adapter is not None:
+                return str(adapter)
     return ""
 
 

@@ -52,16 +52,16 @@ def assigned(
 ) -> dict[str, list[str]]:
     """The boxes of each pool by name. Boxes in `gone` leave; other boxes that are not among `members` stay."""
     known = {member.name: member for member in members}
-    kept = {name: _kept(pool, known, gone) for name, pool in pools.items()}
-    taken = {box for boxes in kept.values() for box in boxes}
+    standing = {name: _kept(pool, known, gone) for name, pool in pools.items()}
+    taken = {box for boxes in standing.values() for box in boxes}
     for name, pool in pools.items():
         for member in members:
             if member.name in taken or not member.healthy or not _fits(pool.spec, member):
                 continue
-            if _has_room(pool.spec, member, kept[name], known):
-                kept[name].append(member.name)
+            if _has_room(pool.spec, member, standing[name], known):
+                standing[name].append(member.name)
                 taken.add(member.name)
-    return kept
+    return standing
 
 
 def _kept(pool: Pool, known: Mapping[str, Member], gone: Collection[str]) -> list[str]:

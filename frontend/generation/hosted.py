@@ -247,10 +247,10 @@ class Hosted:
 
     def take(self, part: Any, where: str, *, required: bool) -> bool:
         """Whether a part of a message is a file that runs may have, which becomes an input. Raises `InvalidField`."""
-        found = _file_in(part, where) if self.offer.takes_files else None
-        if found is None:
+        file = _file_in(part, where) if self.offer.takes_files else None
+        if file is None:
             return False
-        self.add_file(*found, required=required)
+        self.add_file(*file, required=required)
         return True
 
     def add_text(self, name: Any, text: str, name_at: str, where: str) -> None:

@@ -229,8 +229,8 @@ async def looked_at(
         text = f"{len(pictures)} images in all, the limit is {limits.max_images} (limits.max_images)"
         raise InvalidField(pictures[-1].where, text)
     gatherer = _Gatherer(services, scope.grant.caller, held)
-    found = await _in_time(gatherer.gather([each for each in pictures if not each.is_checked]), scope)
-    return _replaced(messages, found)
+    bodies = await _in_time(gatherer.gather([each for each in pictures if not each.is_checked]), scope)
+    return _replaced(messages, bodies)
 
 
 async def _in_time(work: Awaitable[T], scope: RequestScope) -> T:

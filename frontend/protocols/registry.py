@@ -171,9 +171,9 @@ class Protocols:
 
     def _inference_at(self, path: str) -> tuple[str, str]:
         """(operation, model) of a path."""
-        found = self._operations.get(path)
-        if found is not None:
-            return found, ""
+        route = self._operations.get(path)
+        if route is not None:
+            return route, ""
         for prefix, ending, operation, names_model in self._operation_patterns:
             if path.startswith(prefix) and path.endswith(ending):
                 return operation, path[len(prefix) :] if names_model else ""

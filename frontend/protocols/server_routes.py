@@ -76,8 +76,8 @@ class ReadinessResource:
         resp.status = falcon.HTTP_200 if ready else falcon.HTTP_503
         if self._services.settings.is_gateway and _wants_json(req):
             healthy = sum(box.healthy for box in self._services.directory.boxes())
-            told = {"status": "ready" if ready else why, "healthy_workers": healthy}
-            resp.content_type, resp.data = falcon.MEDIA_JSON, orjson.dumps(told)
+            health = {"status": "ready" if ready else why, "healthy_workers": healthy}
+            resp.content_type, resp.data = falcon.MEDIA_JSON, orjson.dumps(health)
             return
         lines = ["ok"] if ready else ["not ready", why]
         lines += [f"warning: {problem.text} ({problem.note})" for problem in lacks(self._services)]

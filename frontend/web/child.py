@@ -191,11 +191,11 @@ def main(arguments: list[str]) -> int:
     with os.fdopen(os.dup(1), "wb") as answer:
         os.dup2(2, 1)
         try:
-            found = JOBS[job](given)
+            result = JOBS[job](given)
         except Exception:
             # NOTE: whatever a library raises, the call gave nothing; the parent tells the model so.
             return _EMPTY
-        answer.write(msgspec.json.encode(found))
+        answer.write(msgspec.json.encode(result))
     return 0
 
 

@@ -86,10 +86,10 @@ class UrlSearch(SearchBackend):
         async with self._fetcher.open(url, most_nbytes=MAX_ANSWER_NBYTES) as page:
             body = await page.read()
         try:
-            found = msgspec.json.decode(body, type=_Answer)
+            answer = msgspec.json.decode(body, type=_Answer)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise ChildFailed("the search answered with something else than results") from None
-        return [Found(each.url, each.title or "", each.content or "") for each in found.results]
+        return [Found(each.url, each.title or "", each.content or "") for each in answer.results]
 
     async def close(self) -> None:
         """Close the connections."""

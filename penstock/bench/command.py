@@ -113,16 +113,16 @@ def run(options: argparse.Namespace, config: Settings) -> int:
     except (Refused, Unreachable) as error:
         print(f"penstock: {error}", file=sys.stderr)
         return 1
-    found = figures.figures(samples, elapsed_s, options.items)
+    results = figures.figures(samples, elapsed_s, options.items)
     if options.json:
-        print(terminal.as_json({"url": url, **_conditions(options), **found}))
+        print(terminal.as_json({"url": url, **_conditions(options), **results}))
     else:
-        print("\n".join(figures.lines(found)))
-    if options.plot and found["succeeded"]:
+        print("\n".join(figures.lines(results)))
+    if options.plot and results["succeeded"]:
         plot = figures.histogram([sample.latency_s for sample in samples if not sample.error])
         # NOTE: with --json the output is one object, so the picture goes beside it.
         print("\n".join(["", *plot]), file=sys.stderr if options.json else sys.stdout)
-    return 0 if found["succeeded"] else 1
+    return 0 if results["succeeded"] else 1
 
 
 def _conditions(options: argparse.Namespace) -> dict[str, Any]:

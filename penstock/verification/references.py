@@ -105,15 +105,15 @@ class Conversations:
         starts = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)[
             "offset_mapping"
         ]
-        kept = len(starts)
+        begin = len(starts)
         ids = self._ids(system, parts(text), pictures)
         while ids.shape[1] > self._length:
-            kept -= ids.shape[1] - self._length
-            ids = self._ids(system, parts(text[: starts[kept][0]]), pictures)
+            begin -= ids.shape[1] - self._length
+            ids = self._ids(system, parts(text[: starts[begin][0]]), pictures)
         marks = (ids == self._model.config.image_token_id).int()
         seen = {name: value.to(self._device) for name, value in pictures.items()}
-        found = self._model.model(input_ids=ids, mm_token_type_ids=marks, **seen)
-        vector: torch.Tensor = found.last_hidden_state[0, -1]
+        outputs = self._model.model(input_ids=ids, mm_token_type_ids=marks, **seen)
+        vector: torch.Tensor = outputs.last_hidden_state[0, -1]
         return vector
 
     def _ids(self, system: str, parts: Parts, pictures: dict[str, Any]) -> torch.Tensor:

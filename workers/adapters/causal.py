@@ -286,8 +286,8 @@ def vocabulary_size(model: Any) -> int:
 
 def end_ids(model: Any, tokenizer: Any) -> frozenset[int]:
     """Tokens that end an answer, by the model's generation settings, its configuration and the tokenizer."""
-    found: set[int] = set()
+    ids: set[int] = set()
     for named in (model.generation_config, model.config.get_text_config(), tokenizer):
         ends = getattr(named, "eos_token_id", None)
-        found.update([ends] if isinstance(ends, int) else ends or ())
-    return frozenset(found)
+        ids.update([ends] if isinstance(ends, int) else ends or ())
+    return frozenset(ids)

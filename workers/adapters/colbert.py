@@ -166,12 +166,12 @@ class ColbertAdapter(LateInteraction, TextAdapter):
 
     def _scored(self, ids: Sequence[int], as_query: bool) -> Int64Array:
         """Places of the tokens that give vectors."""
-        kept = np.ones(len(ids), dtype=bool)
+        scored = np.ones(len(ids), dtype=bool)
         if SIDES[not as_query] in self._layout.skip_sides:
-            kept &= ~np.isin(ids, self._skipped)
+            scored &= ~np.isin(ids, self._skipped)
         if not as_query and self._kept is not None:
-            kept &= np.isin(ids, self._kept)
-        return np.flatnonzero(kept)
+            scored &= np.isin(ids, self._kept)
+        return np.flatnonzero(scored)
 
     def encode(self, batch: TextBatch, outputs: frozenset[str]) -> dict[str, torch.Tensor | SparseRows]:
         """{"multivector": fp32 [R, dims]}."""

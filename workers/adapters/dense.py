@@ -98,8 +98,8 @@ def chunks_of(
     if len(spans) > MAX_CHUNKS:
         raise ValueError(f"late_chunking: {len(spans)} chunks, the limit is {MAX_CHUNKS}")
     if rule.by == "sentences":
-        kept = [at for at, (a, b) in enumerate(groups) if a < b]
-        groups, spans = [groups[at] for at in kept], spans[kept]
+        full = [at for at, (a, b) in enumerate(groups) if a < b]
+        groups, spans = [groups[at] for at in full], spans[full]
     for at, (a, b) in enumerate(groups):
         if a >= b:
             start, stop = spans[at]

@@ -287,14 +287,14 @@ class DocumentQaAdapter(ImageExtractAdapter):
         words = words_of(item, "metadata")
         windows = self._reader.windows(wanted.text, words, size)
         cut = len(windows) > 1 and not wanted.whole
-        kept = windows[:1] if cut else windows
+        used = windows[:1] if cut else windows
         pixels = None
         if self._sees:
             processed = self._processor.image_processor(images=image, return_tensors="np")
             pixels = np.asarray(processed["pixel_values"][0], np.float32)
-        page = _Page(pixels, size, words.on_page(size), kept, wanted)
+        page = _Page(pixels, size, words.on_page(size), used, wanted)
         excess = Excess(self._reader.tokens_of(windows), self._limit, "with the question") if cut else None
-        return Prepared(page, sum(_cost(page, window) for window in kept), cut, excess=excess)
+        return Prepared(page, sum(_cost(page, window) for window in used), cut, excess=excess)
 
     def ids_of(self, payload: _Page) -> list[np.ndarray]:
         """The windows."""

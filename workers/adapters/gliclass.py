@@ -112,13 +112,13 @@ class GliclassAdapter(ExtractAdapter):
         """Options and labels of a call. Raises `InvalidInput` for labels that hold the model's own markers."""
         options = OptionReader(call)
         kind = options.choice("classification_type", self._kind, KINDS)
-        wanted = _Wanted(call.labels, kind, options.threshold("threshold", 0.0))
+        question = _Wanted(call.labels, kind, options.threshold("threshold", 0.0))
         for label in call.labels:
             if LABEL in label or SEPARATOR in label:
                 raise InvalidInput(
                     f"params.labels: {label[:64]!r} holds a mark that parts labels in this model"
                 )
-        return wanted
+        return question
 
     def prepare(self, items: Sequence[InputItem], call: Call) -> list[Prepared | ItemFailure]:
         """Tokenize labels and text together; raises `InputTooLong` for a text that may not be cut."""

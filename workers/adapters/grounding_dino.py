@@ -129,7 +129,7 @@ def _detections(scene: Scene, chances: torch.Tensor, corners: torch.Tensor) -> l
     height, width = scene.size
     by_label = torch.stack([chances[:, first:end].amax(1) for first, end in wanted.spans], dim=1)
     score, (strongest, label) = chances.amax(1), by_label.max(1)
-    kept = (score >= wanted.box_threshold) & (strongest >= wanted.text_threshold)
-    scaled = corners[kept] * torch.tensor([width, height, width, height], device=corners.device)
-    columns = (label[kept].tolist(), score[kept].tolist(), scaled.tolist())
+    certain = (score >= wanted.box_threshold) & (strongest >= wanted.text_threshold)
+    scaled = corners[certain] * torch.tensor([width, height, width, height], device=corners.device)
+    columns = (label[certain].tolist(), score[certain].tolist(), scaled.tolist())
     return [Found(wanted.labels[at], one, box) for at, one, box in zip(*columns, strict=True)]

@@ -125,8 +125,12 @@ class Owlv2Adapter(Detector):
         extractions = []
         for scene, logits, boxes in zip(scenes, output.logits, corners_of(output.pred_boxes), strict=True):
             best, label = torch.sigmoid(logits).max(dim=-1)
-            kept = best >= scene.wanted.threshold
-            columns = (label[kept].tolist(), best[kept].tolist(), (boxes[kept] * max(scene.size)).tolist())
+            certain = best >= scene.wanted.threshold
+            columns = (
+                label[certain].tolist(),
+                best[certain].tolist(),
+                (boxes[certain] * max(scene.size)).tolist(),
+            )
             extractions.append(
                 [Found(scene.wanted.labels[at], score, box) for at, score, box in zip(*columns, strict=True)]
             )

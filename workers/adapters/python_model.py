@@ -118,8 +118,8 @@ class PythonModelAdapter(RepositoryProgram):
             raise ModelRefused(
                 f"{entry.program} tells no types and shapes; config.pbtxt must give input and output"
             )
-        wanted = DecoupledModel if entry.config.decoupled else Model
-        model_class = _class_of(context.directory / entry.program, wanted)
+        kind = DecoupledModel if entry.config.decoupled else Model
+        model_class = _class_of(context.directory / entry.program, kind)
         device = cls.device_of(context)
         model = model_class(Context(entry.model, entry.version, context.directory, entry.config, device))
         context.progress("read", 1.0)

@@ -144,9 +144,9 @@ class Qwen3RerankerAdapter(ScoreAdapter):
         sequences = [half.ids for half in self._pairs.halves(filled)]
         long = {at: len(ids) for at, ids in enumerate(sequences) if len(ids) > self._room}
         if long:
-            kept = self._kept(query)
-            if len(kept) < len(query):
-                shorter = [self._wording.fill(instruction, kept, texts[at]) for at in long]
+            query_part = self._kept(query)
+            if len(query_part) < len(query):
+                shorter = [self._wording.fill(instruction, query_part, texts[at]) for at in long]
                 for at, half in zip(long, self._pairs.halves(shorter), strict=True):
                     sequences[at] = half.ids
         excesses = self._excesses(query, long) if long else {}

@@ -49,9 +49,9 @@ def head_of(model: Any) -> Head:
     head = _find(model)
     ids = torch.arange(5, 10, device=model.device)[None]
     with torch.inference_mode():
-        wanted = model(input_ids=ids).logits[0].float()
+        expected = model(input_ids=ids).logits[0].float()
         got = head(model.base_model(input_ids=ids).last_hidden_state[0]).float()
-    if got.shape != wanted.shape or float((got - wanted).norm()) > 5e-2 * float(wanted.norm()):
+    if got.shape != expected.shape or float((got - expected).norm()) > 5e-2 * float(expected.norm()):
         raise UnsupportedLayoutError(f"the head of {type(model).__name__} is of an unknown kind")
     return head
 

@@ -151,16 +151,16 @@ class TwoTowersAdapter(VisualEncoder):
 
     @torch.inference_mode()
     def _vectors(self, batch: TowersBatch) -> torch.Tensor:
-        device, found = self._model.device, []
+        device, vectors = self._model.device, []
         if batch.texts:
             mask = None if self.pads_to_limit else batch.attention_mask.to(device)
-            found.append(
+            vectors.append(
                 self._model.get_text_features(input_ids=batch.input_ids.to(device), attention_mask=mask)
             )
         if batch.images:
             pixels = batch.pixel_values.to(device, self._model.dtype)
-            found.append(self._model.get_image_features(pixel_values=pixels))
-        rows = torch.cat([_pooled(features).float() for features in found])
+            vectors.append(self._model.get_image_features(pixel_values=pixels))
+        rows = torch.cat([_pooled(features).float() for features in vectors])
         order = torch.tensor(batch.texts + batch.images, device=device).argsort()
         rows = rows.index_select(0, order)
         return F.normalize(rows, dim=-1) if self._normalize else rows

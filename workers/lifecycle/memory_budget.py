@@ -110,16 +110,16 @@ def estimate(
             plan = None if gguf else read_plan(directory) or plain_plan(directory)
             weights = list(_shapes(plan, directory / gguf if gguf else None))
             shared = _shared_table(_family(plan, directory, gguf), {name for name, *_ in weights})
-            found = 0.0
+            nbytes = 0.0
             for name, count, axes in weights:
                 if name == shared and dtype == torch.float32:
-                    found += count * 2 * _NBYTES["int8"]
+                    nbytes += count * 2 * _NBYTES["int8"]
                 elif axes == _MATRIX and not _stays(name):
-                    found += count * _NBYTES[quantization]
+                    nbytes += count * _NBYTES[quantization]
                 else:
-                    found += count * dtype.itemsize
-            if found:
-                return int(found)
+                    nbytes += count * dtype.itemsize
+            if nbytes:
+                return int(nbytes)
     if gguf and dtype is not None:
         return read_model(directory / gguf).values * dtype.itemsize
     if program:

@@ -76,8 +76,8 @@ def read(stated: Mapping[str, Any]) -> Scheme:
             f"{METHOD}: quantization_config.config_groups: none of {len(groups)} has weights"
         )
     # NOTE: integers in bytes do not say how many bits they have, and a group of 8 bits reads both.
-    kept = tuple(sorted(dict.fromkeys(choices), key=lambda choice: not _is_of_bytes(choice)))
-    return Scheme(METHOD, max(choice.bits for choice in kept), choices=kept)
+    schemes = tuple(sorted(dict.fromkeys(choices), key=lambda choice: not _is_of_bytes(choice)))
+    return Scheme(METHOD, max(choice.bits for choice in schemes), choices=schemes)
 
 
 def _is_of_bytes(scheme: Scheme) -> bool:
@@ -156,10 +156,10 @@ def _checked(layer: Layer) -> Weight:
         outer, inner = (
             int(each) for each in np.frombuffer(size.data(), "<i8" if size.kind == "I64" else "<i4")
         )
-        wanted = [outer, -(-inner * scheme.bits // _WORD_BITS)]
-        if min(outer, inner) < 1 or words.shape != wanted:
+        expected = [outer, -(-inner * scheme.bits // _WORD_BITS)]
+        if min(outer, inner) < 1 or words.shape != expected:
             raise QuantizedRefused(
-                f"{METHOD}: {short(words.name)} is {words.shape}; weight_shape {[outer, inner]} wants {wanted} of "
+                f"{METHOD}: {short(words.name)} is {words.shape}; weight_shape {[outer, inner]} wants {expected} of "
                 f"{scheme.bits} bits"
             )
         parts |= {"weight_packed": words, "weight_shape": size}

@@ -138,8 +138,8 @@ def read_model(path: Path, *, last: bool = False) -> GgufModel:
     if missing:
         raise GgufRefused(f"{len(missing)} of {len(files)} files are missing, first {missing[0]}")
     state = [(file, (found := file.stat()).st_ino, found.st_size, found.st_mtime_ns) for file in files]
-    kept = _taken()
-    model = kept[1] if kept is not None and kept[0] == state else _read_parts(files)
+    cache = _taken()
+    model = cache[1] if cache is not None and cache[0] == state else _read_parts(files)
     if not last:
         _kept.append((state, model))
     return model

@@ -57,16 +57,16 @@ class Part(NamedTuple):
 
     def data(self) -> bytes:
         """The bytes of the tensor. Raises `QuantizedRefused` for a file that is cut off, and OSError."""
-        wanted = prod(self.shape) * _NBYTES[self.kind]
+        nbytes = prod(self.shape) * _NBYTES[self.kind]
         with self.file.open("rb") as stream:
             # NOTE: a header may state more bytes than there is memory, so the size of the file is asked first.
             left = max(0, os.fstat(stream.fileno()).st_size - self.begin)
-            if left < wanted:
+            if left < nbytes:
                 raise QuantizedRefused(
-                    f"{self.file.name} is cut off: {short(self.name)} has {left} of {wanted} bytes"
+                    f"{self.file.name} is cut off: {short(self.name)} has {left} of {nbytes} bytes"
                 )
             stream.seek(self.begin)
-            return stream.read(wanted)
+            return stream.read(nbytes)
 
 
 class Weight(NamedTuple):

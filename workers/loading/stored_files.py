@@ -200,20 +200,21 @@ def placed_tensors(path: Path) -> tuple[dict[str, StoredTensor], int]:
 
 def _stored(path: Path, name: str, entry: Any) -> StoredTensor:
     """One entry of a header. Raises DamagedWeightsError with the field and its value."""
-    told = f"the tensor {_short(name)}"
+    tensor = f"the tensor {_short(name)}"
     if not isinstance(entry, dict):
-        raise _foreign(path, f"{told}: expected an object, got {_short(entry)}")
+        raise _foreign(path, f"{tensor}: expected an object, got {_short(entry)}")
     for field, wanted in (("shape", "a list of whole numbers"), ("data_offsets", "2 whole numbers")):
         numbers = entry.get(field)
         known = numbers if isinstance(numbers, list) else [None]
         wrong = field != "shape" and len(known) != 2
         if wrong or not all(type(each) is int and 0 <= each < _MOST_NUMBER for each in known):
             raise _foreign(
-                path, f"{told}: {field}: expected {wanted} of 0 to {_MOST_NUMBER - 1}, got {_short(numbers)}"
+                path,
+                f"{tensor}: {field}: expected {wanted} of 0 to {_MOST_NUMBER - 1}, got {_short(numbers)}",
             )
     begin, end = entry["data_offsets"]
     if begin > end:
-        raise _foreign(path, f"{told}: data_offsets: {begin} is behind {end}")
+        raise _foreign(path, f"{tensor}: data_offsets: {begin} is behind {end}")
     kind = entry.get("dtype")
     return StoredTensor(entry["shape"], begin, end, kind if isinstance(kind, str) else "")
 

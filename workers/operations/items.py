@@ -256,11 +256,11 @@ class Extract(ItemOperation):
         """One forward pass and the reading of what it says."""
         results = Results()
         packed: list[np.ndarray] = []
-        for at, found in enumerate(adapter.extract(batch)):
-            if isinstance(found, ItemFailure):
-                results.failures[at] = found
-                found = Extraction()
-            packed.append(np.frombuffer(extraction.pack(found), dtype=np.uint8))
+        for at, finding in enumerate(adapter.extract(batch)):
+            if isinstance(finding, ItemFailure):
+                results.failures[at] = finding
+                finding = Extraction()
+            packed.append(np.frombuffer(extraction.pack(finding), dtype=np.uint8))
         results.loose["extraction"] = packed
         return results
 

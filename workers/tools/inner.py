@@ -113,11 +113,11 @@ class Library:
 
     def _call(self, name: str, number: int, *arguments: "int | bytes | None") -> int:
         words = (self._word(each) if isinstance(each, int) else each for each in (number, *arguments))
-        found = int(self._functions[name](*words))
-        if found < 0:
+        status = int(self._functions[name](*words))
+        if status < 0:
             error = self._errno()
             raise OSError(error, f"{name} {number}: {os.strerror(error)}")
-        return found
+        return status
 
 
 def landlock_version() -> int:
@@ -298,14 +298,14 @@ def take_figures() -> list[bytes]:
         return []
     import io
 
-    found = []
+    figures = []
     for number in plots.get_fignums()[:MAX_FIGURES]:
         buffer = io.BytesIO()
         plots.figure(number).savefig(buffer, format="png")
         if len(buffer.getvalue()) <= MAX_FIGURE_NBYTES:
-            found.append(buffer.getvalue())
+            figures.append(buffer.getvalue())
     plots.close("all")
-    return found
+    return figures
 
 
 if __name__ == "__main__":

@@ -117,9 +117,9 @@ class Layers:
         """Raise `MachineUnfit` with `agent.sandbox: on` if one of `REQUIRED` is missing."""
         if self.config.sandbox != "on":
             return
-        wanted = {*REQUIRED} - ({"network"} if self.config.sandbox_network == "full" else set())
-        found = ((name, self.states[name]) for name in REQUIRED if name in wanted)
-        missing = [f"{name} ({state})" for name, state in found if state != ACTIVE]
+        needed = {*REQUIRED} - ({"network"} if self.config.sandbox_network == "full" else set())
+        states = ((name, self.states[name]) for name in REQUIRED if name in needed)
+        missing = [f"{name} ({state})" for name, state in states if state != ACTIVE]
         if missing:
             raise MachineUnfit(f"agent.sandbox = on: layers are missing: {'; '.join(missing)}")
 
@@ -224,7 +224,7 @@ def _bind(path: str) -> Iterator[str]:
 def environment(config: Agent, seen: str) -> dict[str, str]:
     """All variables of a sandboxed program. The host's own never pass, apart from those of toolchains."""
     scratch = "/tmp" if seen == WORK else seen
-    found = {
+    variables = {
         "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
         "HOME": scratch,
         "TMPDIR": scratch,
@@ -237,8 +237,8 @@ def environment(config: Agent, seen: str) -> dict[str, str]:
         "OPENBLAS_NUM_THREADS": "1",
     }
     if config.sandbox_profile == "developer":
-        found |= {name: os.environ[name] for name in _TOOLCHAINS if os.environ.get(name)}
-    return found
+        variables |= {name: os.environ[name] for name in _TOOLCHAINS if os.environ.get(name)}
+    return variables
 
 
 def find(config: Agent) -> Layers:
@@ -349,8 +349,8 @@ def _try(layers: Layers) -> str:
         answer = near.recv(4096)
     if run.returncode == 0 and answer[4:5] == b"R":
         return ""
-    told = answer[9:].decode("utf-8", "replace") if answer[4:5] == b"F" else run.stderr.strip()
-    return told.splitlines()[-1][:300] if told else f"exit code {run.returncode}"
+    reason = answer[9:].decode("utf-8", "replace") if answer[4:5] == b"F" else run.stderr.strip()
+    return reason.splitlines()[-1][:300] if reason else f"exit code {run.returncode}"
 
 
 def _filter(no_sockets: bool) -> tuple[bytes, str]:

@@ -74,14 +74,14 @@ def _serve(config: Settings, life_fd: int) -> None:
     metrics.configure(config.paths, TOOLS)
     families = metrics.ToolsMetrics()
     adopt_orphans()
-    found = layers.find(config.agent)
+    sandbox_layers = layers.find(config.agent)
     # The starts that were tried leave the first processes of their namespaces.
     kill_orphans()
-    found.take_groups()
-    tell(config, found)
-    families.touch(found.states)
+    sandbox_layers.take_groups()
+    tell(config, sandbox_layers)
+    families.touch(sandbox_layers.states)
     try:
-        asyncio.run(_run(config, ToolServer(config.agent, found, root, families, remotes), life_fd))
+        asyncio.run(_run(config, ToolServer(config.agent, sandbox_layers, root, families, remotes), life_fd))
     finally:
         config.paths.tools_socket().unlink(missing_ok=True)
         remove_tree(root)

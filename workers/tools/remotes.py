@@ -178,8 +178,8 @@ class Server:
                 found.append(tool)
         self.tools = found
         if left:
-            told = "; ".join(left[:MAX_TOLD])
-            log.warning("MCP server %s: %d tools are left out: %s", shown(self.name), len(left), told)
+            unusable = "; ".join(left[:MAX_TOLD])
+            log.warning("MCP server %s: %d tools are left out: %s", shown(self.name), len(left), unusable)
 
     def _read(self, listed: Any, seen: set[str]) -> tuple[str, _Found | None]:
         """A tool of the list, or why it is left out."""
@@ -249,12 +249,12 @@ class McpServers:
         self._places = asyncio.Semaphore(config.max_concurrent_calls)
         left, self._servers = self._servers, []
         for entry in (each for each in config.servers if each.enabled):
-            kept = next((one for one in left if one.entry == (config.tool_timeout_secs, entry)), None)
-            if kept is None:
-                kept = Server(config, entry, _maker(entry, self._layers, self._root), self._tell)
+            server = next((one for one in left if one.entry == (config.tool_timeout_secs, entry)), None)
+            if server is None:
+                server = Server(config, entry, _maker(entry, self._layers, self._root), self._tell)
             else:
-                left.remove(kept)
-            self._servers.append(kept)
+                left.remove(server)
+            self._servers.append(server)
 
     def use(self, config: McpConfig) -> None:
         """Keep the connections that `config` names from now on, while `run` runs."""

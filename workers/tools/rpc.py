@@ -85,8 +85,8 @@ class Session:
             await self._transport.open()
         client = {"name": "penstock", "version": VERSION}
         params = {"protocolVersion": REVISIONS[0], "capabilities": {}, "clientInfo": client}
-        told = await self.request("initialize", params, timeout_s)
-        revision = told.get("protocolVersion")
+        answer = await self.request("initialize", params, timeout_s)
+        revision = answer.get("protocolVersion")
         if revision not in REVISIONS:
             raise RemoteFailed(f"the server speaks {shown(revision)}, and not {', '.join(REVISIONS)}")
         self._transport.settled(revision)
@@ -95,7 +95,7 @@ class Session:
 
     async def tools(self, timeout_s: float) -> list[Any]:
         """All tools as the server lists them, `MAX_LISTED` at most. Raises as `request`."""
-        found: list[Any] = []
+        listed: list[Any] = []
         cursors: set[str] = set()
         params: dict[str, Any] = {}
         while True:
@@ -103,10 +103,10 @@ class Session:
             tools, cursor = page.get("tools"), page.get("nextCursor")
             if not isinstance(tools, list):
                 raise RemoteFailed("the server's list of tools is no list")
-            found += tools
+            listed += tools
             is_more = isinstance(cursor, str) and cursor not in cursors
-            if not is_more or len(found) >= MAX_LISTED or len(cursors) + 1 >= MAX_PAGES:
-                return found[:MAX_LISTED]
+            if not is_more or len(listed) >= MAX_LISTED or len(cursors) + 1 >= MAX_PAGES:
+                return listed[:MAX_LISTED]
             assert isinstance(cursor, str)
             cursors.add(cursor)
             params = {"cursor": cursor}

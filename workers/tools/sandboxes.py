@@ -174,8 +174,8 @@ class Sandbox:
         if self._stopped:
             reason = self._stopped
             await unbroken(self._clear())
-            kept = "its files stay" if self._dir.shared else "its files are removed"
-            raise Broken(f"{reason}; the processes of the sandbox are ended, {kept}")
+            files_after = "its files stay" if self._dir.shared else "its files are removed"
+            raise Broken(f"{reason}; the processes of the sandbox are ended, {files_after}")
 
     async def _clear(self) -> None:
         await self._end_processes()
@@ -387,11 +387,11 @@ class Sandboxes:
     def require_disk(self) -> None:
         """Raise `Broken` if the disk of the work directories is almost full."""
         try:
-            found = os.statvfs(self._disk)
+            disk = os.statvfs(self._disk)
         except FileNotFoundError:
             # The first sandbox makes `agent.workdir`.
             return
-        free, least = found.f_bavail * found.f_frsize, self._config.min_free_disk_bytes
+        free, least = disk.f_bavail * disk.f_frsize, self._config.min_free_disk_bytes
         if free < least:
             raise Broken(
                 f"the disk of the work directories has {free} bytes free, agent.min_free_disk_bytes asks for {least}"

@@ -249,9 +249,9 @@ class ToolServer:
             self._require(message.call)
             if isinstance(message.call, RemoteCall):
                 assert self.remotes is not None
-                found = await self.remotes.call(message.call)
-                status = found.status
-                return Done(message.id, found), []
+                result = await self.remotes.call(message.call)
+                status = result.status
+                return Done(message.id, result), []
             sandbox = await self.sandboxes.get(owner, message.sandbox)
             self._metrics.sandboxes.set(len(self.sandboxes))
             async with sandbox.turn():

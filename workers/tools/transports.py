@@ -281,7 +281,7 @@ class _Events:
     def feed(self, piece: bytes) -> list[bytes]:
         """The data of all events that are whole now. Raises `RemoteFailed`."""
         self._rest += piece
-        found, lines = [], list[bytes]()
+        events, lines = [], list[bytes]()
         if b"\n" in piece:
             # PERF: only then, as a server may send an endless line in pieces of one byte.
             *lines, rest = bytes(self._rest).replace(b"\r\n", b"\n").split(b"\n")
@@ -291,11 +291,11 @@ class _Events:
                 self._data.append(line[5:].removeprefix(b" "))
                 self._nbytes += len(line)
             elif not line and self._data:
-                found.append(b"\n".join(self._data))
+                events.append(b"\n".join(self._data))
                 self._data, self._nbytes = [], 0
         if self._nbytes + len(self._rest) > MAX_MESSAGE_NBYTES:
             raise RemoteFailed(_TOO_LARGE)
-        return found
+        return events
 
 
 async def _events(answer: ClientResponse) -> AsyncIterator[bytes]:

@@ -134,13 +134,13 @@ class PartStream(Incoming[Delivery], AnswerStream):
                 retry_after_s=1,
             )
         try:
-            kept = bytes(arena.data(block.offset, block.nbytes, block.generation))
+            data = bytes(arena.data(block.offset, block.nbytes, block.generation))
             arena.check(block.offset, block.generation)
         except LeaseRevoked:
             self._copies.give(block.nbytes)
             raise
         self.channel.release(delivery.result, arena)
-        return Delivery(delivery.result, None, delivery.inline, kept)
+        return Delivery(delivery.result, None, delivery.inline, data)
 
     def _let_go(self) -> None:
         """The part that was handed out is taken."""

@@ -211,10 +211,10 @@ class BundleResource:
 
     async def on_get(self, req: Request, resp: Response, bundle: str) -> None:
         """The bundle in YAML. Raises `ModelNotFound`."""
-        found = {each["bundle_id"]: each for each in _configs(self._services).bundles()}
-        if bundle not in found:
+        by_id = {each["bundle_id"]: each for each in _configs(self._services).bundles()}
+        if bundle not in by_id:
             raise ModelNotFound(f"bundle {bundle[:64]!a} has no boxes", error="bundle_not_found")
-        one = found[bundle]
+        one = by_id[bundle]
         shown = {"name": bundle, **{name: one[name] for name in ("priority", "source", "adapters")}}
         _answer_yaml(resp, shown)
 

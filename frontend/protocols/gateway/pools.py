@@ -170,9 +170,9 @@ class PoolsResource:
         check_admin(req, services)
         async with services.bodies.receive(req, req.context.penstock.deadline_ns, MOST_NBYTES) as body:
             spec = spec_of(body)
-        made, is_new = await _pools(services).put(spec)
+        pool, is_new = await _pools(services).put(spec)
         resp.status = falcon.HTTP_201 if is_new else falcon.HTTP_200
-        answer_as(resp, made, PoolObject)
+        answer_as(resp, pool, PoolObject)
 
 
 class PoolResource:

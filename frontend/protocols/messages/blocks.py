@@ -111,7 +111,7 @@ def _blocks(content: Any, where: str) -> list[tuple[str, dict[str, Any], str]]:
     """(type, block, path) of each block that counts."""
     if not isinstance(content, list):
         raise InvalidField(where, "expected a string or a list of content blocks")
-    found = []
+    blocks = []
     for index, block in enumerate(content):
         place = f"{where}[{index}]"
         kind = block.get("type") if isinstance(block, dict) else None
@@ -119,8 +119,8 @@ def _blocks(content: Any, where: str) -> list[tuple[str, dict[str, Any], str]]:
             raise InvalidField(f"{place}.type", "expected an object with a type")
         if kind in _DROPPED or kind.endswith(f"_{_RESULT}"):
             continue
-        found.append((kind, block, place))
-    return found
+        blocks.append((kind, block, place))
+    return blocks
 
 
 def _add_user(

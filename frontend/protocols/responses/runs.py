@@ -163,12 +163,12 @@ _encoder, _decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Movable)
 
 def unpacked(request: bytes) -> Movable:
     """`packed` read again."""
-    found = _decoder.decode(request)
-    messages = found.call.messages
+    stored = _decoder.decode(request)
+    messages = stored.call.messages
     if messages is None:
-        return found
+        return stored
     return msgspec.structs.replace(
-        found, call=msgspec.structs.replace(found.call, messages=revived(messages))
+        stored, call=msgspec.structs.replace(stored.call, messages=revived(messages))
     )
 
 

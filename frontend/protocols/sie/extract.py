@@ -151,7 +151,7 @@ def _json(
     """The whole body, written item by item."""
     items = []
     for name, written, error in _findings(request, reply, findings):
-        found = extraction.unpack(written)
-        kinds = (found.entities, found.relations, found.classifications, found.objects)
-        items.append(ExtractResult(name, *kinds, found.data, error or UNSET))
+        finding = extraction.unpack(written)
+        kinds = (finding.entities, finding.relations, finding.classifications, finding.objects)
+        items.append(ExtractResult(name, *kinds, finding.data, error or UNSET))
     return listed_parts(ExtractResponse(model, items, **beside))

@@ -163,9 +163,9 @@ def refuse_unfitting(model: Any, report: Mapping[str, Any]) -> None:
     """
     unfitting = sorted(report["mismatched_keys"])
     if unfitting:
-        name, stored, wanted = unfitting[0]
+        name, stored, expected = unfitting[0]
         raise CheckpointError(
-            f"config.json does not fit the weights: {name} is {list(stored)} in the weights and {list(wanted)} by "
+            f"config.json does not fit the weights: {name} is {list(stored)} in the weights and {list(expected)} by "
             f"config.json{_and_more(len(unfitting) - 1)}"
         )
     missing = sorted(name for name in report["missing_keys"] if "pooler." not in name)

@@ -151,13 +151,13 @@ class _Classifier(ABC):
         given = proof_sequences(embedding_rows(self.model), odd, self.position_limit)
         self._types = types and zeros_count(lambda types: self._logits_alone(given[2], types))
         alone = sorted(possible(given, self._logits_alone), key=lambda pair: -len(pair[0].ids))
-        sequences, wanted = [sequence for sequence, _ in alone], torch.cat([logits for _, logits in alone])
+        sequences, expected = [sequence for sequence, _ in alone], torch.cat([logits for _, logits in alone])
         if self._base is not self.model and not self.config.is_encoder_decoder:
-            self._divide(sequences, wanted, partial(TextEncoder, special_ids=special_ids, types=types))
+            self._divide(sequences, expected, partial(TextEncoder, special_ids=special_ids, types=types))
         if self._encoder is not None:
             return
         batch, name = self.pack(sequences).to(self.device), type(self.model).__name__
-        self._cut = proven_cut(name, partial(self._whole, batch), wanted, self._lengths)
+        self._cut = proven_cut(name, partial(self._whole, batch), expected, self._lengths)
 
     def _logits_alone(self, sequence: TokenSequence, types: bool | None = None) -> torch.Tensor:
         """Logits of one sequence by the untouched model; `types` as in `pack`, by default those of the model."""

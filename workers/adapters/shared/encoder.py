@@ -372,15 +372,15 @@ class TextEncoder:
         Raises the error of memory that is short, which says nothing of the model.
         """
         self._types = types and zeros_count(self._with_types)
-        sequences, wanted = self._alone(proof_sequences(self.embeddings, odd, self.position_limit))
+        sequences, expected = self._alone(proof_sequences(self.embeddings, odd, self.position_limit))
         batch = self.pack(sequences).to(self.device)
         name = type(self.model).__name__
-        if (reason := fault(partial(self._with_packed_attention, batch), wanted)) is None:
+        if (reason := fault(partial(self._with_packed_attention, batch), expected)) is None:
             return True
         if self.model.config._attn_implementation == PACKED:
             self.model.set_attn_implementation(self._plain_attention)
         log.warning("%s runs padded, not packed: %s", name, reason)
-        self._cut = proven_cut(name, partial(self._padded_rows, batch), wanted, self._lengths)
+        self._cut = proven_cut(name, partial(self._padded_rows, batch), expected, self._lengths)
         return False
 
     def _alone(self, given: list[TokenSequence]) -> tuple[list[TokenSequence], torch.Tensor]:

@@ -157,11 +157,11 @@ class OffsetTokenizer:
 
     def _window(self, text: str, encoding: Any) -> Window:
         types = as_ids(encoding.type_ids) if self._uses_types and any(encoding.type_ids) else None
-        kept = np.flatnonzero(np.asarray(encoding.special_tokens_mask, dtype=np.int64) == 0)
-        places = np.asarray(encoding.offsets, dtype=np.int64).reshape(-1, 2)[kept]
-        inner = [self._is_inner(text, encoding, at) for at in kept.tolist()]
+        text_places = np.flatnonzero(np.asarray(encoding.special_tokens_mask, dtype=np.int64) == 0)
+        places = np.asarray(encoding.offsets, dtype=np.int64).reshape(-1, 2)[text_places]
+        inner = [self._is_inner(text, encoding, at) for at in text_places.tolist()]
         ids = as_ids(encoding.ids or [self._stand_in])
-        return Window(TokenSequence(ids, types), kept, places, np.asarray(inner, dtype=bool))
+        return Window(TokenSequence(ids, types), text_places, places, np.asarray(inner, dtype=bool))
 
     def _is_inner(self, text: str, encoding: Any, at: int) -> bool:
         """Whether a token continues a word, by transformers' rule (token_classification.py: gather_pre_entities)."""

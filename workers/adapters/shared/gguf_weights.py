@@ -184,11 +184,11 @@ def _llama3(model: GgufModel, factors: Sequence[float], theta: float) -> dict[st
     factor, low, high = round(max(factors), 3), 1.0, 4.0
     width = 2 * len(factors)
     waves = [2 * math.pi * theta ** (2 * at / width) for at in range(len(factors))]
-    wanted = []
+    expected = []
     for wave in waves:
         smooth = min(1.0, max(0.0, (_ORIGINAL_TOKENS / wave - low) / (high - low)))
-        wanted.append(1 / ((1 - smooth) / factor + smooth))
-    if any(abs(found - ours) > 1e-3 * ours for found, ours in zip(factors, wanted, strict=True)):
+        expected.append(1 / ((1 - smooth) / factor + smooth))
+    if any(abs(found - ours) > 1e-3 * ours for found, ours in zip(factors, expected, strict=True)):
         raise GgufRefused(f"{model.name}: the rotary factors of {_ROPE[0]} are not those of Llama 3")
     scaling = {"rope_type": "llama3", "factor": factor, "low_freq_factor": low, "high_freq_factor": high}
     return scaling | {"original_max_position_embeddings": _ORIGINAL_TOKENS}
@@ -376,9 +376,9 @@ def _weights(
             raise GgufRefused(f"{model.name}: the tensor {lacking} is missing, {model.architecture} has one")
         parts = [model.tensors[each] for each in stored]
         if math.prod(shape) != sum(math.prod(part.shape) for part in parts):
-            found = " and ".join(str(list(part.shape)) for part in parts)
+            shapes_text = " and ".join(str(list(part.shape)) for part in parts)
             raise GgufRefused(
-                f"{model.name}: the tensor {stored[0]} has the shape {found}, the fields describe {list(shape)}"
+                f"{model.name}: the tensor {stored[0]} has the shape {shapes_text}, the fields describe {list(shape)}"
             )
         yield name, _Weight(parts, dtype, shape, _fix(model, stored[0]))
 

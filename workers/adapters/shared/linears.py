@@ -183,11 +183,11 @@ def _agrees(layer: nn.Linear, states: Tensor | None = None, other: LaidOutLinear
     states = _states(layer, CHECKED_ROWS) if states is None else states
     try:
         other = LaidOutLinear(layer) if other is None else other
-        wanted, got = layer(states).detach().float(), other(states).detach().float()
+        expected, got = layer(states).detach().float(), other(states).detach().float()
     except RuntimeError as error:
         log.debug("oneDNN layout is not used: %s", str(error).partition("\n")[0])
         return False
-    return float((got - wanted).abs().max()) <= TOLERANCE[layer.weight.dtype] * float(wanted.abs().max())
+    return float((got - expected).abs().max()) <= TOLERANCE[layer.weight.dtype] * float(expected.abs().max())
 
 
 def _is_better(layers: Sequence[nn.Linear], rows: Sequence[int]) -> bool:

@@ -108,10 +108,10 @@ class LoraLayers:
 
     def _hook(self) -> None:
         """Keep hooks on exactly the layers that some adapter changes."""
-        wanted = {path for lora in self._installed.values() for path in lora.deltas}
-        for path in self._hooks.keys() - wanted:
+        paths = {path for lora in self._installed.values() for path in lora.deltas}
+        for path in self._hooks.keys() - paths:
             self._hooks.pop(path).remove()
-        for path in wanted - self._hooks.keys():
+        for path in paths - self._hooks.keys():
             layer = self._model.get_submodule(path)
             self._hooks[path] = layer.register_forward_hook(self._adding(path))
 

@@ -172,12 +172,12 @@ class _Compressed:
 
 def _compressed_numbers(weight: Weight, tensors: dict[str, Tensor]) -> Tensor:
     """The numbers of a weight, float32 [outer, inner]. Raises `QuantizedRefused` for integers outside of the bits."""
-    found, inner = _compressed(weight, tensors), weight.shape[1]
-    groups = torch.arange(inner) // found.size if found.groups is None else found.groups
-    result = found.values.float()
-    if found.zeros is not None:
-        result -= found.zeros[:, groups]
-    return result.mul_(found.scales[:, groups])
+    integers, inner = _compressed(weight, tensors), weight.shape[1]
+    groups = torch.arange(inner) // integers.size if integers.groups is None else integers.groups
+    result = integers.values.float()
+    if integers.zeros is not None:
+        result -= integers.zeros[:, groups]
+    return result.mul_(integers.scales[:, groups])
 
 
 def _compressed_as_stored(weight: Weight, tensors: dict[str, Tensor], kind: str) -> QuantizedWeight | None:
@@ -185,26 +185,28 @@ def _compressed_as_stored(weight: Weight, tensors: dict[str, Tensor], kind: str)
 
     Raises `QuantizedRefused` for integers outside of the bits.
     """
-    found, inner, order = _compressed(weight, tensors), weight.shape[1], None
-    values = found.values
-    if found.groups is not None:
-        order = torch.argsort(found.groups, stable=True)
-        if not torch.equal(found.groups[order], torch.arange(inner) // found.size):
+    integers, inner, order = _compressed(weight, tensors), weight.shape[1], None
+    values = integers.values
+    if integers.groups is not None:
+        order = torch.argsort(integers.groups, stable=True)
+        if not torch.equal(integers.groups[order], torch.arange(inner) // integers.size):
             return None
         values = values[:, order]
     if kind not in (INT4, INT8):
         # NOTE: few types of float8 can be indexed, so their bytes are.
-        data = found.values.view(torch.int8)
+        data = integers.values.view(torch.int8)
         data = data if order is None else data[:, order]
         return QuantizedWeight(
-            kind, data.contiguous().view(found.values.dtype), found.scales, found.size, None, order
+            kind, data.contiguous().view(integers.values.dtype), integers.scales, integers.size, None, order
         )
-    zeros = found.zeros
+    zeros = integers.zeros
     if kind == INT4:
         # NOTE: integers of 4 bits count from 0 in memory, from -8 here.
         values = values + 8
-        zeros = 8 + (torch.zeros_like(found.scales) if zeros is None else zeros)
-    return QuantizedWeight(kind, values.to(torch.int8).contiguous(), found.scales, found.size, zeros, order)
+        zeros = 8 + (torch.zeros_like(integers.scales) if zeros is None else zeros)
+    return QuantizedWeight(
+        kind, values.to(torch.int8).contiguous(), integers.scales, integers.size, zeros, order
+    )
 
 
 def _compressed(weight: Weight, tensors: dict[str, Tensor]) -> _Compressed:
@@ -287,21 +289,21 @@ def build(
     count, turn = WeightCount(plan.values, context.progress), threading.Lock()
     with BUILDING:
         chosen, known, shared = _chosen(table[type(config)], config, quantizer, plan)
-    made: dict[str, Any] = {}
+    weights: dict[str, Any] = {}
     for name, weight in plan.quantized.items():
         # A name that the model does not have is one that transformers changes; experts become one tensor.
         keeps = name in chosen or (bool(known) and name not in known and ".experts." not in name)
-        made[name] = _Numbers(name, weight, context.dtype, count, turn, quantizer if keeps else None)
+        weights[name] = _Numbers(name, weight, context.dtype, count, turn, quantizer if keeps else None)
     # What a quantised checkpoint leaves as numbers, its maker has left so on purpose.
     plain = quantizer if plan.scheme is None else None
     for name, part in plan.plain.items():
         holds = name in chosen or name == shared
-        made[name] = _Plain(part, count, turn, plain if holds else None, is_table=name == shared)
+        weights[name] = _Plain(part, count, turn, plain if holds else None, is_table=name == shared)
     with BUILDING, count.raising():
         model, report = table[type(config)].from_pretrained(
             None,
             config=config,
-            state_dict=made,
+            state_dict=weights,
             dtype=context.dtype,
             attn_implementation="sdpa",
             output_loading_info=True,
@@ -389,5 +391,5 @@ class _Numbers:
         quantizer = self._quantizer
         if quantizer is None:
             return dequantized(self._weight).to(self._dtype)
-        kept = as_stored(self._weight, quantizer.kind_of(self._name))
-        return quantizer.hold(self._name, dequantized(self._weight) if kept is None else kept)
+        quantized = as_stored(self._weight, quantizer.kind_of(self._name))
+        return quantizer.hold(self._name, dequantized(self._weight) if quantized is None else quantized)

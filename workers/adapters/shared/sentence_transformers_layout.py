@@ -355,7 +355,7 @@ def _read_modules(directory: Path) -> LateLayout:
     inline = mask is None and stored.get("model_type") != "MultiVectorEncoder"
     words = (stored if mask is None else mask).get("skiplist_words")
     tasks = (mask or {}).get("skiplist_tasks") or ("document",)
-    kept = (mask or {}).get("keep_only_token_ids")
+    only_ids = (mask or {}).get("keep_only_token_ids")
     prompts = stored.get("prompts") or {}
     documents = next((prompts[name] for name in ("document", "passage", "corpus") if prompts.get(name)), None)
     expansion = _stored_expansion(model, stored)
@@ -370,7 +370,7 @@ def _read_modules(directory: Path) -> LateLayout:
         expansion=expansion,
         skip_words=tuple((string.punctuation if inline else ()) if words is None else words),
         skip_sides=(tasks,) if isinstance(tasks, str) else tuple(tasks),
-        kept_ids=None if not kept else tuple(kept),
+        kept_ids=None if not only_ids else tuple(only_ids),
         normalized=inline or any(module.kind == "Normalize" for module in modules),
         mean=stored.get("similarity_fn_name") == "meanmaxsim",
     )

@@ -55,8 +55,8 @@ def check_step(config: ModelConfig, call: InferCall) -> Step:
     shown = f"sequence_id {step.id!a}: model '{config.name}'"
     if isinstance(step.id, str) or datatype == BYTES:
         if not (isinstance(step.id, str) and datatype == BYTES):
-            wanted = "texts" if datatype == BYTES else f"numbers of {datatype}"
-            raise InvalidInput(f"{shown} takes {wanted} as ids")
+            expected = "texts" if datatype == BYTES else f"numbers of {datatype}"
+            raise InvalidInput(f"{shown} takes {expected} as ids")
         return step
     bounds = np.iinfo(DATATYPES[datatype].array)
     if not bounds.min <= step.id <= bounds.max:

@@ -159,9 +159,9 @@ class TextTokenizer:
         sequences = []
         for encoding in self._encodings(texts):
             types = encoding.type_ids if self.uses_types else None
-            kept = types if types and any(types) else None
+            type_ids = types if types and any(types) else None
             ids = encoding.ids or [self._stand_in]
-            sequences.append(Tokens(ids, kept, bool(encoding.overflowing)))
+            sequences.append(Tokens(ids, type_ids, bool(encoding.overflowing)))
         return sequences
 
     @property
