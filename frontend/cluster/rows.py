@@ -54,6 +54,8 @@ LOOK_WHOLE_AFTER = 3
 """Attempts of a write that failed, after which the copy is compared with the whole bucket."""
 PAUSE_S = 0.005
 """Longest pause between two attempts, for each attempt so far."""
+LONG_S, AWAY_S = 0.5, 1.0
+"""Brokers that were waited for in vain for so long are away for so long: whoever asks meanwhile waits no more."""
 READ_S = 30.0
 """Time for reading a whole bucket."""
 
@@ -71,6 +73,9 @@ class SharedRows:
         self._made: datetime | None = None
         """When the brokers made the bucket that the copy is of."""
         self._is_read = False
+        self._failure: str | None = None
+        """Why the last look has failed; None if that look succeeded."""
+        self._away_until_s = 0.0
         self._following: asyncio.Task[None] | None = None
         self._fresh_s = time.monotonic()
         self._refreshing, self._writing = asyncio.Lock(), asyncio.Lock()
@@ -78,6 +83,11 @@ class SharedRows:
         self.heard: list[Callable[[], None]] = []
         """Called after changes that this process did not ask for."""
         broker.listen(f"$KV.{bucket}.>", lambda _: self._wanted.set())
+        broker.on_up.append(self._joined)
+
+    def _joined(self) -> None:
+        self._away_until_s = 0.0
+        self._wanted.set()
 
     # The interface of `Rows`.
 
@@ -87,8 +97,8 @@ class SharedRows:
         return self._looks
 
     def exists(self) -> bool:
-        """Always: a read of a bucket that is not there makes nothing."""
-        return True
+        """Whether there is a broker to ask: work that no client waits for is left until there is one."""
+        return self._broker.up
 
     async def read(self, how: How[R]) -> R:
         """The result of `how`, which reads from one snapshot."""
@@ -223,16 +233,25 @@ class SharedRows:
         """Bring the copy up to date with what was written before this call. Raises `StoreAway`."""
         begun = self._begun
         async with self._refreshing:
-            if self._done > begun:
-                # A look that began after the call has ended.
-                return
-            self._begun += 1
-            number = self._begun
+            began_s = time.monotonic()
+            if self._done > begun or began_s < self._away_until_s:
+                # A look that began after the call has ended, or one that took long has failed a moment ago.
+                if self._failure is not None:
+                    raise StoreAway(errno.EIO, self._failure)
+                if self._done > begun:
+                    return
+            self._begun = number = self._begun + 1
             try:
                 await self._look()
+                self._failure, self._is_read, self._fresh_s = None, True, time.monotonic()
             except LOST as error:
-                raise unreadable(error, self._bucket) from error
-            self._done, self._is_read, self._fresh_s = number, True, time.monotonic()
+                found = unreadable(error, self._bucket)
+                self._failure, now_s = found.strerror or "", time.monotonic()
+                if now_s - began_s >= LONG_S:
+                    self._away_until_s = now_s + AWAY_S
+                raise found from error
+            finally:
+                self._done = number
 
     async def _look(self) -> None:
         if not self._copy.is_open:

@@ -31,7 +31,7 @@ class Rows(Protocol):
         """A number that is another one after a commit of any process."""
 
     def exists(self) -> bool:
-        """Whether there may be rows."""
+        """Whether there may be rows that can be read now."""
 
     async def read(self, how: How[R]) -> R:
         """The result of `how`, which reads from one snapshot."""

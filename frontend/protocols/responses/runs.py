@@ -49,6 +49,7 @@ from frontend.scope import RequestScope, current_scope
 from frontend.services import Background, Services
 from ipc import deadline
 from ipc.errors import Cancelled, Draining, PenstockError, QueueFull
+from ipc.logs import Seldom
 from ipc.wire.messages import GenerateCall
 
 log = logging.getLogger(__name__)
@@ -222,7 +223,7 @@ class Runs:
         self._starting = 0
         """Runs that are being stored, and so not among `_runs` yet."""
         self._beating = False
-        self._writing = asyncio.Lock()
+        self._writing, self._seldom = asyncio.Lock(), Seldom(log)
 
     @property
     def _most(self) -> int:
@@ -294,7 +295,7 @@ class Runs:
             try:
                 await self._look_for_orphans()
             except ResponsesUnavailable as error:
-                log.error("responses of dead frontends cannot be looked for now: %s", error.message)
+                self._seldom.warning("responses of dead frontends cannot be looked for now", error.message)
             except Exception as bug:
                 # NOTE: the watch serves all responses to come.
                 log.error("the look for responses of dead frontends failed", exc_info=bug)
@@ -418,7 +419,9 @@ class Runs:
                 async with self._writing:
                     await self._look()
             except ResponsesUnavailable as error:
-                log.error("events of responses in the background cannot be stored now: %s", error.message)
+                self._seldom.warning(
+                    "events of responses in the background cannot be stored now", error.message
+                )
         self._beating = False
 
     async def _look(self) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import sqlite3
 from collections.abc import Coroutine
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
@@ -364,11 +366,40 @@ def test_a_broker_that_answers_nothing_is_away_and_tells_nothing_wrong(near: Gat
     run(act())
 
 
+def test_a_broker_that_answers_nothing_is_waited_for_once_by_all_that_wait(
+    near: Gateway, far: Gateway, streams: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = itertools.count(1e9, rows.LONG_S)
+
+    async def act() -> None:
+        await far.put("a")
+        near.client.is_silent = True
+        before = streams.requests
+        found = await asyncio.gather(*(near.ids() for _ in range(20)), return_exceptions=True)
+        assert all(isinstance(each, StoreAway) for each in found)
+        assert streams.requests - before <= 2
+        monkeypatch.setattr(rows, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+        with pytest.raises(StoreAway):
+            await near.put("b")
+        before = streams.requests
+        with pytest.raises(StoreAway):
+            await near.put("b")
+        assert streams.requests == before, "a look that took half a second has failed a moment ago"
+        near.client.is_silent = False
+        for joined in near.client.on_up:
+            joined()
+        await near.put("b")
+        assert await far.ids() == ["a", "b"]
+
+    run(act())
+
+
 def test_a_store_that_is_away_is_told_to_clients_as_unavailable(tmp_path: Path) -> None:
     async def act() -> None:
         client = StreamClient(streams_at(tmp_path))
         kept = SessionStore(gateway_at(tmp_path, client), settings.State())
         client.up = False
+        await kept.sweep()
         with pytest.raises(StateUnavailable) as caught:
             await kept.save("a", "s", [], [])
         assert (caught.value.status, caught.value.retry_after()) == (503, "1")

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from ipc.errors import ProtocolError
-from ipc.wire import cluster, cluster_rows
+from ipc.wire import cluster, cluster_rows, kept_rows
 from ipc.wire.cluster import (
     VERSION,
     Ask,
@@ -54,6 +54,8 @@ READERS = [
     cluster.read_to_box,
     cluster.read_beat,
     cluster_rows.read_row,
+    kept_rows.read_row,
+    kept_rows.read_large,
 ]
 
 
