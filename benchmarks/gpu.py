@@ -2,7 +2,8 @@
 
 1. Parts run one after the other, each in processes of its own and for a bounded time; one that fails stops no other.
 2. `steps`: the time of a generation step by the clock, Llama 1 B shape in bfloat16, prompts and answers of 64 tokens,
-   with the host beside the device and in turn, and prompts as a share of the peak. `large`: a step of the 8 B shape
+   and prompts as a share of the peak; also with the host and the device in turn, without kernels of layers, and without
+   captured prompts, so that the gain of each is told. `large`: a step of the 8 B shape
    against the time that reading its weights takes. `encoder`: the dense output of an encoder in the shape of bge-m3 in
    bfloat16, as a share of the direct packed loop and of the peak, which is what a large matrix product of the same run
    reaches. `cycles`: `benchmarks.cycles`. `tests`: `tests/gpu`.
@@ -24,7 +25,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import transformers
@@ -42,6 +43,13 @@ from workers.adapters.bge_m3 import BgeM3Adapter
 
 ROOT = Path(__file__).resolve().parent.parent
 ANSWER = 64
+MODES: dict[str, dict[str, Any]] = {
+    "without kernels": {"kernels": False},
+    "whole": {},
+    "in turn": {"run_ahead": "never"},
+    "prompts not captured": {"prompt_graphs": False},
+}
+"""What differs from the whole engine. Kernels stay with the modules of a model, so the engine without comes first."""
 STOP_S = 10.0
 """Seconds that a part has to stop its servers after its time, before it is killed."""
 
@@ -86,11 +94,11 @@ def parts_of(device: str) -> list[Part]:
         ]
     count = ("--cycles", "30", "--control", "10")
     return [
-        Part("steps", (*own, "steps"), 110),
-        Part("large", (*own, "large"), 65),
-        Part("encoder", (*own, "encoder"), 70),
+        Part("steps", (*own, "steps"), 130),
+        Part("large", (*own, "large"), 60),
+        Part("encoder", (*own, "encoder"), 60),
         Part("cycles", ("-m", "benchmarks.cycles", "--device", "cuda", *count), 75),
-        Part("tests", ("-m", "pytest", "-q", "-rs", "-m", "gpu", "tests/gpu"), 105),
+        Part("tests", ("-m", "pytest", "-q", "-rs", "-m", "gpu", "tests/gpu"), 100),
     ]
 
 
@@ -165,7 +173,8 @@ def _step_times(generate: Run, streams: int, size: str, rounds: int, device: str
 def steps(device: str) -> None:
     """A step is the time of answers of 64 tokens less that of answers of one, over the 63 steps between them.
 
-    `in turn`: the host reads the tokens of a step before the next begins. Prompts are answered with one token.
+    `in turn`: the host reads the tokens of a step before the next begins. Prompts are answered with one token. `MODES`
+    are the engines.
     """
     size, dtype, streams, rounds, prompts = "tiny", torch.float32, [1, 4], 1, (4, 96)
     if device == "cuda":
@@ -173,34 +182,29 @@ def steps(device: str) -> None:
     report = Report("gpu-steps", "Generation steps by the clock", {"size": size, "rounds": rounds})
     words = llamas.tokenizer()
     model = llamas.make(size, len(words), device, dtype)
-    modes: tuple[Literal["always", "never"], ...] = ("always", "never")
     found: dict[str, list[tuple[float, float]]] = {}
-    for mode in modes:
+    shares: dict[str, tuple[int, int, float, float]] = {}
+    for mode, options in MODES.items():
         # NOTE: the proof of an engine asks the model in its own form, and the engine before has left its attention.
         model.set_attn_implementation("sdpa")
-        generate = torch_generators.penstock(model, words, seats=max(streams), run_ahead=mode, step_tokens=0)
+        chosen = {"run_ahead": "always", **options}
+        generate = torch_generators.penstock(model, words, seats=max(streams), step_tokens=0, **chosen)
         found[mode] = [_step_times(generate, count, size, rounds, device) for count in streams]
-        if mode == "always":
-            shares = _prompts(generate, model, prompts, rounds, device)
-    rows = [
-        (
-            str(count),
-            step_s * 1e3,
-            turn_s * 1e3,
-            first_s * 1e3,
-            count * ANSWER / (first_s + (ANSWER - 1) * step_s),
-        )
-        for count, (step_s, first_s), (turn_s, _) in zip(
-            streams, *(found[mode] for mode in modes), strict=True
-        )
-    ]
-    headers = ("streams", "ms a step", "ms a step in turn", "ms to the first tokens", "tokens/s")
+        shares[mode] = _prompts(generate, model, prompts, rounds, device)
+    rows = []
+    for at, count in enumerate(streams):
+        step_s, first_s = found["whole"][at]
+        others = (found[mode][at][0] * 1e3 for mode in ("in turn", "without kernels"))
+        tokens_s = count * ANSWER / (first_s + (ANSWER - 1) * step_s)
+        rows.append((str(count), step_s * 1e3, *others, first_s * 1e3, tokens_s))
+    headers = ("streams", "ms a step", "in turn", "without kernels", "ms to the first tokens", "tokens/s")
     report.table("Steps", headers, rows)
-    report.table("Prompts", ("prompts", "tokens each", "tokens/s", "of peak"), [shares])
+    told = [(mode, *share) for mode, share in shares.items()]
+    report.table("Prompts", ("engine", "prompts", "tokens each", "tokens/s", "of peak"), told)
     report.note(
         "The peak is that of a large matrix product; work is two FLOP a weight of the layers and token."
     )
-    report.save([list(row) for row in [*rows, shares]])
+    report.save([list(row) for row in [*rows, *told]])
 
 
 def _prompts(

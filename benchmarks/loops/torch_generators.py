@@ -58,8 +58,13 @@ def penstock(
     seats: int = SEATS,
     run_ahead: Literal["auto", "always", "never"] = "auto",
     step_tokens: int = STEP_TOKENS,
+    kernels: bool = True,
+    prompt_graphs: bool = True,
 ) -> Run:
-    """Our engine, with `seats` sequences and `step_tokens` of prompts at most in a step; 0: as many as by default."""
+    """Our engine, with `seats` sequences and `step_tokens` of prompts at most in a step; 0: as many as by default.
+
+    The others are settings of the section `generation`.
+    """
     vocabulary = Vocabulary(tokenizer)
     if model.device.type == "cpu":
         lay_out_linears(model, GENERATED_ROWS)
@@ -78,6 +83,8 @@ def penstock(
             prefill_tokens=step_tokens,
             cuda_graphs=cuda_graphs,
             run_ahead=run_ahead,
+            kernels=kernels,
+            prompt_graphs=prompt_graphs,
         ),
         FREE_NBYTES,
         BatchedSampler(vocabulary.raw, tokenizer.encode),

@@ -10,12 +10,14 @@ import pytest
 import torch
 
 from tests.fakes.generating import Answers, Greedy, engine_of, request_of
-from tests.tiny import causal
+from tests.tiny import causal, kernel_shapes
 from workers.generation import building, proof
 from workers.generation.attention import PagedAttention
-from workers.generation.captured import CapturedSteps
+from workers.generation.captured import Captured, CapturedSteps, Step
+from workers.generation.captured_prompts import CapturedPrompts
 from workers.generation.fused import fuse
 from workers.generation.heads import Heads
+from workers.generation.kernel_decoder import KernelDecoder, kernel_decoder
 from workers.generation.paged_decode import DecodeLayout, select_decode
 from workers.generation.scheduler import Sequence
 
@@ -85,6 +87,49 @@ def test_kernels_of_norms_and_gates_give_the_log_probabilities_of_the_modules(
     assert found.tokens == plain.tokens
     for place, wanted in plain.logprobs.items():
         assert found.logprobs[place] == pytest.approx(wanted, abs=NEAR), place
+
+
+class KeptPrompts(CapturedPrompts):
+    """Captured prompts, whatever time these take."""
+
+    def _is_worth(self, captured: Captured, step: Step) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("family", CAPTURED)
+def test_captured_prompts_give_the_log_probabilities_of_plain_steps(
+    family: str, dtype: torch.dtype, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = causal.make(family).to(DEVICE, dtype)
+    plain, _ = answers_of(model, False)
+    engine = engine_of(
+        model,
+        prefill_tokens=32,
+        sampler=Greedy(forced),
+        attention=PagedAttention(16),
+        captures=CapturedSteps,
+        prompts=KeptPrompts,
+    )
+    for number, length in enumerate(LENGTHS):
+        engine.add(request_of(length, prompt_of(length), TOKENS - 5 * number, n=3))
+    with caplog.at_level(logging.WARNING):
+        found = Answers().run(engine)
+    assert engine._prompts is not None and engine._prompts.steps, caplog.text
+    assert found.tokens == plain.tokens
+    for place, wanted in plain.logprobs.items():
+        assert found.logprobs[place] == pytest.approx(wanted, abs=NEAR), place
+
+
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("shape", kernel_shapes.SHAPES)
+def test_layers_in_kernels_pass_the_proof(
+    shape: str, dtype: torch.dtype, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, attention = kernel_shapes.make(shape).to(DEVICE, dtype), PagedAttention(16)
+    with caplog.at_level(logging.INFO):
+        assert proof.packs(model, attention, make_kernels=kernel_decoder), caplog.text
+    assert isinstance(attention.decoder, KernelDecoder), caplog.text
 
 
 @pytest.mark.parametrize("family", EXPERTS)

@@ -40,9 +40,10 @@ def test_all_parts_run_and_are_saved(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert codes == {"endless": None, "broken": 3, "steps": 0, "large": 0, "encoder": 0}, saved["data"]
     tables = {table["title"]: table["rows"] for table in saved["tables"]}
     assert [row[0] for row in tables["steps: Steps"]] == ["1", "4"]
-    assert [row[:2] for row in tables["steps: Prompts"]] == [[4, 96]]
+    assert [row[:3] for row in tables["steps: Prompts"]] == [[mode, 4, 96] for mode in gpu.MODES]
     assert [row[0] for row in tables["large: Large"]] == ["1"]
     assert [row[0] for row in tables["encoder: Encoder"]] == ["adapter", "direct"]
-    figures = [*tables["steps: Steps"], *tables["steps: Prompts"], *tables["large: Large"]]
+    prompts = [row[1:] for row in tables["steps: Prompts"]]
+    figures = [*tables["steps: Steps"], *prompts, *tables["large: Large"]]
     assert all(figure > 0 for row in figures for figure in row[1:])
     assert [row[1] for row in tables["Parts"]] == ["out of time", "failed with 3", "done", "done", "done"]

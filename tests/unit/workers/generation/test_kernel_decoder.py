@@ -231,12 +231,19 @@ def test_a_step_by_kernels_has_the_logits_and_cells_of_the_modules(shape: str, d
 
 
 def interpreted(*arguments: str) -> list[list[Any]]:
-    """What `tests.fakes.interpreted` prints. Skips the test without Triton."""
-    if importlib.util.find_spec("triton") is None:
-        pytest.skip("triton is not installed here")
+    """What `tests.fakes.interpreted` prints. Skips without Triton, which may lie in the folder `TEST_TRITON`."""
+    place = os.environ.get("TEST_TRITON", "")
+    if not place and importlib.util.find_spec("triton") is None:
+        pytest.skip("triton is not installed here, and TEST_TRITON names no folder of it")
     ran = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "tests.fakes.interpreted", *arguments],
-        env=os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+        env=os.environ
+        | {
+            "TRITON_INTERPRET": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join(filter(None, (place, os.environ.get("PYTHONPATH")))),
+        },
         stdout=subprocess.PIPE,
         text=True,
         timeout=600,
