@@ -20,6 +20,8 @@ from tests.harness.load import Load
 from tests.harness.server import Server, eventually, wait_until
 
 BUCKETS = ("KV_penstock_models", "KV_penstock_pools")
+DEADLINE_S = 240.0
+"""Of a request: behind the longest absence of brokers, after which its answer still counts."""
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +40,8 @@ def boxes(place: Path, brokers: Sequence[Broker]) -> Iterator[tuple[Box, Box]]:
 @pytest.fixture(scope="module")
 def near(place: Path, brokers: Sequence[Broker], boxes: tuple[Box, Box]) -> Iterator[Server]:
     urls = [each.url for each in brokers]
-    with gateway_over(place / "near", urls, {"a", "b"}, {"cluster.lane": "auto"}) as server:
+    settings = {"cluster.lane": "auto", "limits.request_timeout_s": DEADLINE_S}
+    with gateway_over(place / "near", urls, {"a", "b"}, settings) as server:
         yield server
 
 
@@ -185,7 +188,9 @@ def test_all_brokers_go_and_come_back(
     """New requests are refused; requests under way are answered once brokers are there again."""
     wait_until(lambda: is_whole(near), what="the whole cluster")
     with holding(tmp_path) as hold, ThreadPoolExecutor(2) as pool:
-        asked = [pool.submit(near.post, "/v1/encode/fake/echo", held(hold, f"{at}")) for at in range(2)]
+        asked = [
+            pool.submit(near.post, "/v1/encode/fake/echo", held(hold, f"{at}"), DEADLINE_S) for at in range(2)
+        ]
         wait_until(lambda: in_flight(near) >= 2, what="requests at boxes")
         for each in brokers:
             each.kill()

@@ -104,6 +104,7 @@ def catalog(tmp_path: Path, **sources: str) -> None:
         (tmp_path / "models" / f"{name}.yaml").write_text(f"id: my/{name}\nsource: {source}\n")
 
 
+@pytest.mark.long
 def test_pull_brings_the_files_that_loaders_read_and_no_others(tmp_path: Path) -> None:
     catalog(
         tmp_path,
