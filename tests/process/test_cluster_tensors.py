@@ -174,6 +174,36 @@ def test_parts_have_the_bytes_of_the_local_server(near: Server, local: Server) -
         assert here.numbers() == there.numbers() == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v2",
+        f"/v2/models/{SUMS}",
+        f"/v2/models/{SUMS}/config",
+        f"/v2/models/{PARTS}/config",
+        f"/v2/models/{SUMS}/trace/setting",
+        "/v2/logging",
+        "/v1/config",
+    ],
+)
+def test_what_kserve_tells_of_models_has_the_bytes_of_the_local_server(
+    near: Server, local: Server, path: str
+) -> None:
+    here, there = local.get(path), near.get(path)
+    assert here.status == there.status == 200 and here.body == there.body
+
+
+def test_statistics_of_a_gateway_count_what_all_boxes_have_run(near: Server) -> None:
+    def count() -> int:
+        found = near.get(f"/v2/models/{SUMS}/stats").json()["model_stats"]
+        return sum(each["inference_stats"]["success"]["count"] for each in found)
+
+    before = count()
+    for home in ("a", "b"):
+        assert total(add(near, name_for(home), 4, start=True, end=True)) == 4
+    wait_until(lambda: count() >= before + 2, what="the figures of both boxes")
+
+
 def test_the_death_of_a_box_in_the_middle_of_an_answer_is_that_of_a_worker(
     near: Server, boxes: tuple[Box, Box], tmp_path: Path
 ) -> None:
