@@ -427,8 +427,12 @@ def test_parts_of_strangers_out_of_order_or_twice_are_dropped(monkeypatch: pytes
 def test_a_part_that_is_none_ends_the_answer(monkeypatch: pytest.MonkeyPatch, body: PartBody) -> None:
     async def scene(joined: Joined) -> None:
         async with reading(joined, lambda parts: parts.say(b"a")) as reader:
+            reader.reads.clear()
             await settled()
             joined.bring(parts_of(joined.gateway.router), forged(joined, "a", 2, body))
+            await settled()
+            assert not joined.gateway.dispatch.items, "the answer ends before anybody reads the part"
+            reader.reads.set()
             await reader.task
             assert reader.had == [b"a"] and isinstance(reader.error, PenstockError)
             parts = joined.engines["a"].parts[0]
