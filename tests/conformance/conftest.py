@@ -28,6 +28,8 @@ from tests.conformance.models import write_catalog
 from tests.conformance.trtis_transports import Stub
 from tests.conformance.wire import FORMS
 from tests.fakes.gateway import gateway
+from tests.harness import cluster
+from tests.harness.broker import broker
 from tests.harness.browser import Browser, browser
 from tests.harness.keys import SLOW_KEYS, STRANGER, write_keys
 from tests.harness.rpc import address_of, grpc_settings
@@ -235,6 +237,25 @@ def far_sie(tmp_path_factory: pytest.TempPathFactory, sie: Server) -> Iterator[S
 def far_limited(tmp_path_factory: pytest.TempPathFactory, limited_server: Server) -> Iterator[Server]:
     """A frontend without workers, whose engine is a process beside those of `limited_server`."""
     with gateway(tmp_path_factory.mktemp("far-limited"), limited_server) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def near_limited(tmp_path_factory: pytest.TempPathFactory, limited_server: Server) -> Iterator[Server]:
+    """A gateway of a cluster. Its only box is a bridge beside the workers of `limited_server`."""
+    place = tmp_path_factory.mktemp("near-limited")
+    limits = ("grpc.", "kserve.", "limits.", "queue.")
+    settings = {
+        name: value for name, value in kserve_limits.settings(place).items() if name.startswith(limits)
+    }
+    with (
+        broker(place / "broker") as one,
+        cluster.bridge_beside(limited_server, one.url),
+        cluster.gateway(place / "near", [one.url], grpc_settings(**settings)) as server,
+    ):
+        wait_until(
+            lambda: server.get("/v2/models/add_sub/ready").status == 200, what="the model at the gateway"
+        )
         yield server
 
 

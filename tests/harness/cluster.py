@@ -133,6 +133,19 @@ def box(place: Path, name: str, brokers: Sequence[str], **more: Any) -> Iterator
 
 
 @contextlib.contextmanager
+def bridge_beside(server: Server, url: str) -> Iterator[None]:
+    """A bridge beside the workers of a server that runs, which is a box of this broker from then on."""
+    environment = server.environment | {"PENSTOCK_CLUSTER__URLS": url, "PENSTOCK_CLUSTER__BOX": "beside"}
+    with (server.run_dir.parent / "bridge.log").open("ab") as log:
+        bridge = lives.python("frontends", ("-m", "frontend.bridge"), environment, log.fileno())
+    try:
+        yield
+    finally:
+        bridge.send_signal(signal.SIGKILL)
+        bridge.wait(40)
+
+
+@contextlib.contextmanager
 def gateway(
     place: Path, brokers: Sequence[str], settings: Mapping[str, Any] | None = None
 ) -> Iterator[Server]:
