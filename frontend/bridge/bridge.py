@@ -34,7 +34,7 @@ from frontend.bridge.meter import Meter
 from frontend.bridge.pooling import Membership
 from frontend.bridge.pulling import Puller
 from frontend.bridge.rows import rows_of
-from frontend.cluster.broker import Broker, lasting, readable
+from frontend.cluster.broker import LOST_ECHOES, Broker, ended, lasting, readable
 from frontend.cluster.bucket import ROWS_S, Writer
 from frontend.cluster.poison import SharedPoison
 from frontend.cluster.queue import Maker
@@ -165,7 +165,7 @@ class Bridge:
         self.intake.on_dead = self._foreign.on_dead = self._dead_letters.keep
         self._writer = Writer(self.broker, self._names)
         self._writer.on_untold = meter.untold
-        self._seldom, self._number = Seldom(log), 0
+        self._seldom, self._number, self._echo_s = Seldom(log), 0, 0.0
         self._ages, self._namesakes = Ages(), Namesakes(self.box, self.life)
         self.on_refusal: Callable[[], None] = lambda: None
         self._tasks: list[asyncio.Task[None]] = []
@@ -228,8 +228,7 @@ class Bridge:
         self._live_now()
         drain_s = self._settings.worker.drain_timeout_s
         await asyncio.gather(self.intake.ended(drain_s, CONFIRMED_S), self._foreign.ended(drain_s))
-        for task in self._tasks:
-            task.cancel()
+        await ended(self._tasks)
         await self.transfers.close()
         await self.broker.close()
 
@@ -246,6 +245,8 @@ class Bridge:
     def _namesake(self, message: Msg) -> None:
         beat = readable(read_beat, message.data, self._seldom, "a sign of life was dropped")
         if isinstance(beat, BoxBeat):
+            if beat.life == self.life:
+                self._echo_s = time.monotonic()
             self._namesakes.heard(beat, self._number)
             if self.refusal:
                 self.on_refusal()
@@ -264,10 +265,15 @@ class Bridge:
 
     async def _tick(self) -> None:
         while True:
-            self.intake.tick(connected=self.broker.up)
+            self.intake.tick(connected=self.broker.up and self._hears)
             self._puller.tick()
             self._pull()
             await asyncio.sleep(TICK_S)
+
+    @property
+    def _hears(self) -> bool:
+        """Whether the broker brings messages: the bridge hears its own signs of life, too."""
+        return not self._echo_s or time.monotonic() - self._echo_s < LOST_ECHOES * self._cluster.beat_s
 
     async def _extend(self) -> None:
         while True:

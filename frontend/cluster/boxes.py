@@ -2,7 +2,8 @@
 
 1. Every sign of life names the box, the life, its pool and its room. A new life of a box ends the life before.
 2. `tick` finds the boxes that have been silent for too long. Time in which this gateway heard nobody, because it stood
-   still or had no broker, is no silence of a box: `pardon` begins all silences anew.
+   still or had no broker, is no silence of a box: `pardon` begins all silences anew. A gateway hears its own signs of
+   life too (`echo`): where these do not come back, the broker is silent, and not the boxes.
 3. A dead box stays known for `SHOWN_S`, for pages.
 """
 
@@ -13,12 +14,15 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from frontend.cluster.broker import LOST_ECHOES
 from ipc.settings import Cluster
 from ipc.wire.cluster import BoxBeat
 
 log = logging.getLogger(__name__)
 
 SHOWN_S = 60.0
+ECHOES_BEHIND = 2
+"""Beats by which a gateway has heard itself later than a box that is dead."""
 STALL_S = 0.5
 """A gateway whose ticks are further apart stood still itself."""
 
@@ -54,6 +58,8 @@ class Boxes:
     def __init__(self, cluster: Cluster, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._beat_ns, self._silence_ns = int(cluster.beat_s * 1e9), int(cluster.peer_silence_s * 1e9)
         self._now_ns, self._ticked_ns = now_ns, now_ns()
+        self._echo_ns = 0
+        """When the gateway heard itself last; 0: never yet."""
         self.by_name: dict[str, Box] = {}
         self.by_life: dict[str, Box] = {}
         self.on_death: Callable[[Box], None] = lambda box: None
@@ -96,6 +102,13 @@ class Boxes:
             self._end(before)
             del self.by_life[before.life]
 
+    def echo(self) -> None:
+        """A sign of life of this gateway itself has come back from the broker."""
+        now_ns = self._now_ns()
+        if now_ns - self._echo_ns > LOST_ECHOES * self._beat_ns:
+            self.pardon()
+        self._echo_ns = now_ns
+
     def pardon(self) -> None:
         """This gateway could not hear anybody until now."""
         now_ns = self._now_ns()
@@ -120,7 +133,7 @@ class Boxes:
             missed = silent_ns // self._beat_ns
             self.beats_missed += max(0, missed - box.missed)
             box.missed = max(box.missed, missed)
-            if silent_ns > self._silence_ns:
+            if silent_ns > self._silence_ns and self._hears_others_than(box):
                 log.warning(
                     "box %s, life %s, has been silent for %.1f s and counts as dead with %d items of this gateway",
                     box.name,
@@ -130,6 +143,10 @@ class Boxes:
                 )
                 self._end(box)
                 self.on_change()
+
+    def _hears_others_than(self, box: Box) -> bool:
+        """Whether the broker still brought messages when nothing came of a box any more."""
+        return not self._echo_ns or self._echo_ns - box.heard_ns > ECHOES_BEHIND * self._beat_ns
 
     def _end(self, box: Box) -> None:
         """The box is dead. A box that was only silent comes back in the same life, without items of this gateway."""

@@ -18,7 +18,7 @@ import contextlib
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TypeVar
 
 from nats.aio.client import Client, Srv
@@ -44,6 +44,9 @@ STUCK_S = 15.0
 """A client that has no connection and tries no broker for so long looks for none any more."""
 SEARCH_S = 2.0
 """For so long after a loss a request waits for the brokers that were not tried yet."""
+LOST_ECHOES = 3
+"""Beats: who does not hear its own signs of life for longer hears nobody."""
+CANCEL_AGAIN_S = 0.1
 CLOSE_S = 0.5
 """How long a connection that is closed may take for what it still has to write."""
 MOST_TOLD = 32
@@ -70,6 +73,19 @@ async def lasting(run: Callable[[], Awaitable[None]]) -> None:
         except Exception:
             log.exception("a task of the cluster failed and begins again")
         await asyncio.sleep(TRY_AGAIN_S)
+
+
+async def ended(tasks: Iterable[asyncio.Task[None]]) -> None:
+    """Cancel tasks until all have ended.
+
+    Once is not enough: `asyncio.wait_for`, which the client library uses, loses a cancellation that comes together with
+    what it waits for (Python 3.11). A broker that was not joined yet would be joined for ever.
+    """
+    left = set(tasks)
+    while left:
+        for task in left:
+            task.cancel()
+        _, left = await asyncio.wait(left, timeout=CANCEL_AGAIN_S)
 
 
 def readable(read: Callable[[bytes], T], data: bytes, seldom: Seldom, kind: str) -> T | None:
@@ -430,7 +446,6 @@ class Broker:
                     await self.client.flush(LAST_S)
             except (Error, TimeoutError, OSError) as error:
                 log.warning("the last messages may be lost: %r", error)
-        for task in self._tasks:
-            task.cancel()
+        await ended(self._tasks)
         self.up = False
         await self.client.close()

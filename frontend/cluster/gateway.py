@@ -20,7 +20,7 @@ from nats.aio.msg import Msg
 
 from frontend.cluster.answers import Parts
 from frontend.cluster.boxes import Box, Boxes
-from frontend.cluster.broker import Broker, lasting, readable
+from frontend.cluster.broker import Broker, ended, lasting, readable
 from frontend.cluster.directory import ClusterModels
 from frontend.cluster.dispatch import MOST_LOSSES, Dispatch
 from frontend.cluster.items import Held, Sent
@@ -112,6 +112,7 @@ class Gateway:
         self.broker.listen(inbox(self.router), self._answered)
         self.broker.listen(self.names.box_beat("*"), self._beat)
         self.broker.listen(self.names.box_health("*"), self._health)
+        self.broker.listen(self.names.gateway_beat(self.router), lambda message: self.boxes.echo())
         self.broker.on_up += [self.texts.resume, self.parts.resume, self.dispatch.resume]
         self.queues = Queues(self.broker, self.names, cluster)
         self.queues.on_trouble = self.dispatch.leave_queue
@@ -156,8 +157,7 @@ class Gateway:
 
     async def leave(self) -> None:
         """Disconnect."""
-        for task in self._tasks:
-            task.cancel()
+        await ended(self._tasks)
         self.queues.close()
         self.dispatch.say_got()
         await self.transfers.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -14,10 +15,10 @@ from nats.aio.msg import Msg
 from nats.errors import FlushTimeoutError
 
 from frontend.cluster import broker as module
-from frontend.cluster.broker import Broker, ClosableTransport, QuickClient
+from frontend.cluster.broker import Broker, ClosableTransport, QuickClient, ended
 from ipc.settings import Cluster
 from tests.fakes.scripted_broker import GREETING, ScriptedBroker
-from tests.harness.server import eventually
+from tests.harness.server import PATIENCE_S, eventually
 
 
 @pytest.fixture(autouse=True)
@@ -210,6 +211,51 @@ def test_no_task_of_a_client_that_is_replaced_goes_on(caplog: pytest.LogCaptureF
             assert waiting.done()
 
     play(scene, caplog)
+
+
+def test_a_stop_while_a_broker_is_joined_ends_the_search_for_brokers() -> None:
+    """The end of the connection and the cancellation come together."""
+
+    async def scene() -> None:
+        accepted = asyncio.Event()
+
+        async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            accepted.set()
+            await reader.read()
+            writer.close()
+
+        silent = await asyncio.start_server(accept, "127.0.0.1", 0)
+        port = silent.sockets[0].getsockname()[1]
+        for _ in range(3):
+            accepted.clear()
+            end = Broker(Cluster(urls=(f"nats://127.0.0.1:{port}",)), "test")
+            end.start()
+            await accepted.wait()
+            async with asyncio.timeout(PATIENCE_S):
+                await end.close()
+            assert all(task.done() for task in end._tasks)
+        silent.close()
+
+    asyncio.run(scene())
+
+
+def test_a_task_that_loses_its_first_cancellation_is_cancelled_again() -> None:
+    async def scene() -> None:
+        lost: list[int] = []
+
+        async def stubborn() -> None:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+            lost.append(1)
+            await asyncio.Event().wait()
+
+        task = asyncio.create_task(stubborn())
+        await asyncio.sleep(0)
+        async with asyncio.timeout(PATIENCE_S):
+            await ended([task])
+        assert task.cancelled() and lost == [1]
+
+    asyncio.run(scene())
 
 
 def test_a_connection_is_closed_before_it_began(caplog: pytest.LogCaptureFixture) -> None:

@@ -396,6 +396,34 @@ def test_a_gateway_that_stood_still_takes_no_box_for_dead() -> None:
     played(scene)
 
 
+def test_a_broker_that_stands_still_is_the_death_of_no_box() -> None:
+    """The gateway does not hear itself either. Afterwards a box has as long as ever to be heard."""
+
+    def scene() -> None:
+        stage = Stage("a", "b")
+        stage.begin()
+        stage.claim("a1", "r.1")
+
+        def pass_s(seconds: float, *alive: str) -> None:
+            for _ in range(round(seconds / CLUSTER.beat_s)):
+                stage.boxes.echo()
+                stage.pass_s(CLUSTER.beat_s, *alive)
+
+        pass_s(1.0, "a1", "b1")
+        stage.pass_s(3.0)
+        assert stage.boxes.is_alive("a1") and stage.boxes.is_alive("b1")
+        stage.boxes.echo()
+        stage.pass_s(CLUSTER.beat_s)
+        assert stage.boxes.is_alive("a1") and stage.boxes.is_alive("b1"), "both had no time to be heard"
+        pass_s(0.6, "b1")
+        assert stage.boxes.is_alive("a1")
+        pass_s(0.4, "b1")
+        assert not stage.boxes.is_alive("a1") and stage.boxes.is_alive("b1")
+        assert stage.sent[-1] == ("r.1", "b1")
+
+    played(scene)
+
+
 def test_an_item_without_any_box_left_waits_for_one_and_fails_in_the_end() -> None:
     def scene() -> None:
         stage = Stage("a")
