@@ -65,13 +65,14 @@ class GgufRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """One tensor of a file: `shape` in the order of torch, the name of its block type, and where its bytes are."""
+    """One tensor of a file: `shape` in the order of torch, the names of block type and tensor, where its bytes are."""
 
     shape: tuple[int, ...]
     kind: str
     file: Path
     start: int
     nbytes: int
+    name: str = ""
 
 
 class GgufModel(NamedTuple):
@@ -360,7 +361,7 @@ def _tensors(
         end = data + offset + nbytes
         if end > size:
             raise GgufRefused(f"{path.name} is cut off: {size} bytes, the tensor {name[:100]} ends at {end}")
-        yield name, StoredTensor(shape, block.kind, path, data + offset, nbytes)
+        yield name, StoredTensor(shape, block.kind, path, data + offset, nbytes, name[:100])
 
 
 class _Block(NamedTuple):

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from ipc import extras
 from workers.adapters.shared.quantized_linears import INT4, INT8, LEAST_STEP, QuantizedWeight
-from workers.loading.gguf_file import StoredTensor
+from workers.loading.gguf_file import GgufRefused, StoredTensor
 
 PIECE_VALUES = 1 << 18
 """Numbers of a tensor that are made at a time."""
@@ -64,6 +64,16 @@ def read_tensor(stored: StoredTensor, dtype: torch.dtype) -> torch.Tensor:
             if turn is None or dtype != torch.float32:
                 place.copy_(torch.from_numpy(numbers))
     return whole.reshape(stored.shape)
+
+
+def checked(numbers: torch.Tensor, stored: StoredTensor) -> torch.Tensor:
+    """Numbers or scales of a tensor, which are finite. Raises `GgufRefused` with the tensor and how many are not."""
+    # PERF: the least and the most, as they need no memory.
+    if numbers.numel() and not all(math.isfinite(float(end)) for end in torch.aminmax(numbers)):
+        wrong, whole = int((~numbers.isfinite()).sum()), numbers.numel()
+        told = f"{stored.name} has {wrong} of {whole} numbers that are not finite"
+        raise GgufRefused(f"{stored.file.name}: {told}")
+    return numbers
 
 
 def read_runs(stored: StoredTensor) -> Iterator[torch.Tensor]:
@@ -133,7 +143,8 @@ def read_blocks(
 ) -> QuantizedWeight:
     """A weight [outer, inner] of blocks that `AS_STORED` names for `kind`, with the integers of the file.
 
-    `fix` puts rows into their order. Raises OSError for a file that is cut off meanwhile.
+    `fix` puts rows into their order. Raises OSError for a file that is cut off meanwhile, and `GgufRefused` for scales
+    that are not finite.
     """
     package = extras.require("gguf", "gguf")
     _, block_nbytes = package.GGML_QUANT_SIZES[package.GGMLQuantizationType[stored.kind]]
@@ -151,10 +162,10 @@ def read_blocks(
     if kind == INT4:
         runs = np.concatenate([runs & 15, runs >> 4], axis=-1)
     values = torch.from_numpy(np.ascontiguousarray(runs).view(np.int8)).reshape(outer, inner)
-    scales = torch.from_numpy(np.ascontiguousarray(factors)).reshape(outer, -1)
+    scales = checked(torch.from_numpy(np.ascontiguousarray(factors)).reshape(outer, -1), stored)
     zeros = torch.full_like(scales, 8) if kind == INT4 else None
     if least is not None:
-        lowest = torch.from_numpy(np.ascontiguousarray(least)).reshape(outer, -1)
+        lowest = checked(torch.from_numpy(np.ascontiguousarray(least)).reshape(outer, -1), stored)
         # A group without a scale has one number. Its integers become 0, and its scale any that gives the number.
         flat = scales == 0
         values.view(outer, -1, _BLOCK)[flat] = 0

@@ -48,7 +48,7 @@ from transformers.integrations.gguf.gguf_tokenizer_mapping import (
 
 from ipc import extras
 from workers.adapters.shared.building import BUILDING, WeightCount
-from workers.adapters.shared.gguf_blocks import AS_STORED, Ahead, read_blocks, read_runs, read_tensor
+from workers.adapters.shared.gguf_blocks import AS_STORED, Ahead, checked, read_blocks, read_runs, read_tensor
 from workers.adapters.shared.quantized_linears import INT4, INT8, quantize
 from workers.adapters.shared.quantizing import Quantizer
 from workers.libraries import replaced
@@ -340,16 +340,18 @@ class _Weight:
     def runs(self) -> Iterator[torch.Tensor]:
         """The parameter [outer, inner] as runs of its rows, float32."""
         if self.fix is None and len(self.parts) == 1 and self.parts[0].shape == self.shape:
-            yield from read_runs(self.parts[0])
+            for run in read_runs(self.parts[0]):
+                yield checked(run, self.parts[0])
         else:
             yield self.numbers(torch.float32)
 
     def numbers(self, dtype: torch.dtype) -> torch.Tensor:
-        """The parameter as numbers."""
+        """The parameter as numbers. Raises `GgufRefused` for numbers that are not finite."""
         # NOTE: Gemma's norms are stored as float32 beside one; the one goes before the number is rounded.
         exact = torch.float32 if self.fix is not None else dtype
         early = self.ahead if exact == torch.float32 else None
-        parts = [read_tensor(part, exact) if early is None else early(part) for part in self.parts]
+        read = early or (lambda part: read_tensor(part, exact))
+        parts = [checked(read(part), part) for part in self.parts]
         whole = parts[0] if len(parts) == 1 else torch.cat(parts, self.axis)
         return (whole if self.fix is None else self.fix(whole)).reshape(self.shape).to(dtype)
 

@@ -40,7 +40,7 @@ from workers.generation import proof
 from workers.generation.joined import Part
 from workers.generation.plain import PlainEngine
 from workers.lifecycle.memory_budget import estimate
-from workers.loading.gguf_file import StoredTensor
+from workers.loading.gguf_file import GgufRefused, StoredTensor, read_model
 
 NEAR = {Int8Linear: 1e-3, MadeLinear: 1e-4, Int4Linear: 3e-2}
 """Mean difference of logits, as a part of their mean size: rounding of rows to 16 bits, to float32, to bfloat16."""
@@ -183,6 +183,25 @@ def test_blocks_of_a_gguf_file_stay_or_become_int8_which_the_log_says(
     told = {"Q8_0": "int8 in groups of 32 are multiplied as int8 with a scale for each output"}
     assert f"precision {kind} on cpu: " in caplog.text and told.get(stored, "") in caplog.text
     assert is_near(adapter, wanted) < 4e-2
+
+
+@pytest.mark.parametrize(
+    ("stored", "kind", "wrong", "whole"),
+    [("Q8_0", INT8, 1, 2048), ("Q8_0", "", 32, 65536), ("Q8_0", INT4, 32, 65536), ("Q4_1", INT4, 1, 2048)],
+)
+def test_a_scale_of_a_block_that_is_not_finite_is_refused_by_file_tensor_and_numbers(
+    stored: str, kind: str, wrong: int, whole: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.gguf"
+    gguf_models.write(path, "llama", stored)
+    tensor = read_model(path).tensors["blk.1.ffn_down.weight"]
+    data = bytearray(path.read_bytes())
+    data[tensor.start : tensor.start + 2] = np.float16("inf").tobytes()
+    path.write_bytes(data)
+    with pytest.raises(GgufRefused) as refused:
+        load(tmp_path, kind, path.name)
+    told = f"model.gguf: blk.1.ffn_down.weight has {wrong} of {whole} numbers that are not finite"
+    assert str(refused.value) == told
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "llama"])
