@@ -41,6 +41,7 @@ NAMES = (
     "pictures",
     "cluster",
     "cluster_text",
+    "cluster_deaths",
     "deaths",
 )
 
