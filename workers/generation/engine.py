@@ -49,9 +49,11 @@ from workers.generation.pictures.reading import PromptReader
 from workers.generation.request import Emission, GenerationRequest, Matcher
 from workers.generation.scheduler import Output, Scheduler, Span, Spoiled
 from workers.generation.scheduler import Sequence as Choice
-from workers.generation.scoring import first_token, scored
+from workers.generation.scoring import first_token, scored_spans
 from workers.generation.step_plan import plan_of
 from workers.generation.tower import Tower
+
+_WITHOUT_LORAS = nullcontext()
 
 
 class Engine:
@@ -222,7 +224,8 @@ class Engine:
             before, self._flight = self._flight, self._launch(spans)
             if before is not None:
                 self._land(before)
-            self._begin_masks(self._flight)
+            if self._flight.guided:
+                self._begin_masks(self._flight)
             # NOTE: the tokens of prompts are told by logits whose memory the next step needs.
             if self._drawer is None or not ahead or any(self._flight.told.values()):
                 self._land_all()
@@ -255,18 +258,19 @@ class Engine:
 
     def _launch(self, spans: list[Span]) -> Flight:
         """Begin a step. What raises here has changed nothing."""
-        spans, rows = self._adapters(spans)
+        spans, rows = self._adapters(spans) if self.loras else (spans, None)
         entries = list(map(entry_of, spans))
         choosing = [entry.span.sequence for entry in entries if entry.chooses]
         guided = [sequence for sequence in choosing if sequence.matcher is not None]
+        untold = [span for span in spans if span.sequence.tells_prompt]
         # NOTE: one buffer holds a step's masks, and the step before may not have read its own.
         is_masked = bool(guided) and self._flight is None
         if is_masked:
             self._masks.begin(guided)
         try:
-            with self.loras.over(rows) if self.loras else nullcontext():
+            with self.loras.over(rows) if self.loras else _WITHOUT_LORAS:
                 logits = self._forward(spans)
-                told = self._score(spans, logits[len(choosing) :])
+                told = self._score(untold, logits, len(choosing)) if untold else {}
             early, drawn, late, kept = divided(choosing, logits, self._drawer, self._waits)
         except BaseException:
             if is_masked:
@@ -296,7 +300,8 @@ class Engine:
         """Take the outcome of a step. What raises here revokes all steps under way; but for `Spoiled` that is all."""
         live = flight.live
         try:
-            self._begin_masks(flight)
+            if flight.guided:
+                self._begin_masks(flight)
             if flight.is_masked:
                 self._masks.wait()
             choosing = [entry.span.sequence for entry in live if entry.chooses]
@@ -327,7 +332,7 @@ class Engine:
 
     def _adapters(self, spans: list[Span]) -> tuple[list[Span], StepRows | None]:
         """The spans in the order in which the step computes these, and which rows have LoRA adapters."""
-        return rows_of(spans) if self.loras else (spans, None)
+        return rows_of(spans)
 
     def _take(self, choosing: Sequence[Choice], chosen: Sequence[Chosen]) -> None:
         """Each sequence takes its token. Raises `Spoiled` for those that could not, once all have had their turn."""
@@ -374,14 +379,11 @@ class Engine:
         keep = 0 if every else sent(np.array(rows or [0], np.int64), self.model.device)
         return packed_pass(self.model, self.attention, plan, keep, hooked=hooked)
 
-    def _score(self, spans: Sequence[Span], logits: torch.Tensor) -> dict[Choice, list[PromptToken]]:
-        """The tokens of prompts that the logits [scored places, vocabulary] tell."""
-        found: dict[Choice, list[PromptToken]] = {}
-        for span in spans:
-            if span.sequence.tells_prompt and (places := span.scores):
-                found[span.sequence] = scored(span.sequence, places, logits[: len(places)])
-                logits = logits[len(places) :]
-        return found
+    def _score(
+        self, spans: Sequence[Span], logits: torch.Tensor, row: int
+    ) -> dict[Choice, list[PromptToken]]:
+        """The tokens of prompts that the logits [rows, vocabulary] tell from a row on."""
+        return scored_spans(spans, logits, row)
 
     def _note(self, entries: Sequence[Entry], told: Mapping[Choice, Sequence[PromptToken]]) -> None:
         """The tokens of the spans are in the cache, and `told` are those of prompts that are known now."""
@@ -415,7 +417,7 @@ class Engine:
         """Tell tokens of the prompt, of which `first` is the number of the first."""
         text = sequence.request.prompt_text
         assert text is not None
-        sequence.scored = first + len(tokens)
+        sequence.note_scored(first + len(tokens))
         piece = text.between(first, sequence.scored)
         self._emitted.append(Emission(sequence.request.key, 0, PROMPT, piece, prompt=tokens))
 
@@ -471,6 +473,11 @@ class Engine:
         finally:
             self._prompt_tokens, self._output_tokens = counts
 
+    @property
+    def computed_tokens(self) -> int:
+        """Tokens of prompts and answers that were computed so far."""
+        return self._prompt_tokens + self._output_tokens
+
     def statistics(self, model: str = "") -> GenerationStats:
         """The numbers of this moment, of the engine of `model`."""
         scheduler, pool = self._scheduler, self.pool
@@ -487,12 +494,5 @@ class Engine:
             pool.lookups,
             pool.hits,
             pool.evictions,
-            *self._seen(),
+            *(() if self.tower is None else self.tower.numbers),
         )
-
-    def _seen(self) -> tuple[int, ...]:
-        """The numbers of pictures in `GenerationStats`."""
-        if self.tower is None:
-            return ()
-        store = self.tower.store
-        return self.tower.pictures_seen, store.nbytes, store.lookups, store.hits, store.evictions

@@ -15,8 +15,8 @@ the step before has chosen: its ids come from a tensor of the device (`Unread`).
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -28,6 +28,7 @@ from workers.device.transfer import sent
 from workers.generation.scheduler import Sequence as Choice
 from workers.generation.scheduler import Span
 
+_AT_ONCE = nullcontext()
 Chosen = tuple[int, TokenLogprob | None]
 """The next token of a sequence."""
 
@@ -60,9 +61,9 @@ class Entry(NamedTuple):
 
 def entry_of(span: Span) -> Entry:
     """The entry of a span that is about to be launched."""
-    # PERF: `Span.chooses` would ask for the length of the sequence once more.
+    # PERF: `Span.chooses` and `Sequence.length` would be two more calls for each token.
     sequence, _, stop = span
-    completes = stop == sequence.length
+    completes = stop == len(sequence.tokens) + sequence.ahead
     return Entry(span, sequence.turn, completes, completes and sequence.request.max_tokens > 0)
 
 
@@ -131,16 +132,14 @@ class Flight:
             self._computed = torch.cuda.Event()
             self._computed.record()
 
-    @contextmanager
-    def beside(self) -> Iterator[None]:
+    def beside(self) -> AbstractContextManager[object]:
         """Work on the logits beside the next step, which may be under way, and not behind it."""
         if self._computed is None:
-            yield
-            return
+            return _AT_ONCE
         stream = _second_stream(self.logits.device)
         stream.wait_event(self._computed)
-        with torch.cuda.stream(stream):
-            yield
+        beside: AbstractContextManager[object] = torch.cuda.stream(stream)
+        return beside
 
     @property
     def live(self) -> list[Entry]:
@@ -151,7 +150,7 @@ class Flight:
 def some_of(logits: torch.Tensor, rows: Sequence[int], count: int) -> torch.Tensor:
     """Logits [rows, columns] of some of the first `count` rows; of all of these without a copy."""
     if not rows or len(rows) == count:
-        return logits[: len(rows)]
+        return _first(logits, len(rows))
     return logits.index_select(0, sent(np.array(rows, np.int64), logits.device))
 
 
@@ -164,7 +163,7 @@ def divided(
     """The sequences that run ahead and what the device draws for these, then those that wait and their logits."""
     count = len(choosing)
     if drawer is None:
-        return [], None, choosing, logits[:count]
+        return [], None, choosing, _first(logits, count)
     waiting = [at for at, sequence in enumerate(choosing) if waits(sequence, drawer)]
     ahead = sorted({*range(count)}.difference(waiting))
     early, late = ([choosing[at] for at in some] for some in (ahead, waiting))
@@ -172,6 +171,11 @@ def divided(
     kept = some_of(logits, waiting, count)
     # NOTE: the next captured step writes its logits to the same place.
     return early, drawn, late, kept.clone() if kept.data_ptr() == logits.data_ptr() else kept
+
+
+def _first(logits: torch.Tensor, count: int) -> torch.Tensor:
+    # PERF: a view costs as much as all bookkeeping of a token, and most steps have no other rows.
+    return logits if logits.shape[0] == count else logits[:count]
 
 
 @functools.cache

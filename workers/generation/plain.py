@@ -103,7 +103,7 @@ class PlainEngine(Engine):
 
     def _adapters(self, spans: list[Span]) -> tuple[list[Span], StepRows | None]:
         """All rows of the model's own passes are of the one sequence."""
-        return spans, whole(spans) if self.loras else None
+        return spans, whole(spans)
 
     def step(self, ahead: bool = True) -> list[Emission]:
         """As `Engine.step`. A step that only computes an earlier token of a text that goes on returns nothing."""
@@ -125,10 +125,10 @@ class PlainEngine(Engine):
         stop = computed + 1 if computed else sequence.prompt_length
         if stop >= text.stop:
             return False
-        spans, rows = self._adapters([Span(sequence, computed, stop)])
+        span = Span(sequence, computed, stop)
         try:
-            with self.loras.over(rows) if self.loras else nullcontext():
-                self._logits(*spans)
+            with self.loras.over(whole([span])) if self.loras else nullcontext():
+                self._logits(span)
         except BaseException:
             self._fallen = sequence
             raise
@@ -164,7 +164,9 @@ class PlainEngine(Engine):
             self._run.close()
             self._run = None
 
-    def _score(self, spans: Sequence[Span], logits: torch.Tensor) -> dict[Choice, list[PromptToken]]:
+    def _score(
+        self, spans: Sequence[Span], logits: torch.Tensor, row: int
+    ) -> dict[Choice, list[PromptToken]]:
         """The tokens of the one prompt, by passes of their own."""
         [span] = spans
         places, found = span.scores, []

@@ -6,7 +6,7 @@ import time
 from array import array
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -15,13 +15,23 @@ from ipc.wire.streams import (
     ARGUMENTS,
     CALL_ENDED,
     CALLED,
+    HELD,
+    REASONING,
+    TEXT,
     CalledFunction,
+    Deltas,
     Finish,
     PromptToken,
     Start,
     TokenLogprob,
 )
 from workers.generation.pictures.family import Picture
+
+Maps = tuple[dict[int, Any], dict[int, Any], dict[int, Any], dict[int, Any], dict[int, Any]]
+"""The maps of `Deltas`, by number of the entry."""
+_NO_MAPS: Maps = ({}, {}, {}, {}, {})
+_PLAIN_KINDS = frozenset((TEXT, REASONING, ARGUMENTS, HELD))
+"""Kinds of entries that have nothing in the maps of `Deltas` but log probabilities."""
 
 
 class Segment(msgspec.Struct, frozen=True, gc=False):
@@ -208,3 +218,31 @@ class Emission(msgspec.Struct):
     finish: Finish | None = None
     prompt: Sequence[PromptToken] | None = None
     written: bytes = b""
+
+
+def deltas_of(ids: list[int], entries: Sequence[Emission]) -> Deltas:
+    """One message with entries of one session, whose requests are `ids`."""
+    # PERF: most messages have few entries, and one loop costs less than one for each column.
+    choices, kinds, texts, tokens, written = [], [], [], [], []
+    rare: list[tuple[int, Emission]] = []
+    for at, each in enumerate(entries):
+        choices.append(each.choice)
+        kinds.append(each.kind)
+        texts.append(each.text)
+        tokens.append(each.tokens)
+        written.append(each.written)
+        if each.logprobs or each.kind not in _PLAIN_KINDS:
+            rare.append((at, each))
+    maps = _maps_of(rare) if rare else _NO_MAPS
+    return Deltas(ids, choices, kinds, texts, tokens, *maps, written if any(written) else [])
+
+
+def _maps_of(rare: Sequence[tuple[int, Emission]]) -> Maps:
+    """What the entries have that are not plain text, by their numbers."""
+    return (
+        {at: list(each.logprobs) for at, each in rare if each.logprobs},
+        {at: each.call for at, each in rare if each.call is not None},
+        {at: each.start for at, each in rare if each.start is not None},
+        {at: each.finish for at, each in rare if each.finish is not None},
+        {at: list(each.prompt) for at, each in rare if each.prompt},
+    )

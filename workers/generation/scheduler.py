@@ -64,7 +64,8 @@ class Sequence:
     the bits of the tokens that the grammar allows next, where there is a `matcher`. `sampler_state` is the sampler's.
     `is_run`: the blocks of the `table` lie side by side. `scored` tokens of the prompt have their log probabilities, or
     need none; of several choices the first has the prompt scored. `given` tokens were there at the beginning: the
-    prompt, and what an earlier worker has written. `told` tokens are those whose ids the frontend has. `leads`: the
+    prompt, and what an earlier worker has written. `told` tokens are those whose ids the frontend has. `tells_prompt`:
+    some token of the prompt has still to be told. `leads`: the
     request begins with this choice, the first that has not ended. A choice with pictures has a `sight`; its first
     `pictured` tokens end with the last picture, behind which positions differ from places by `shift`. Of the `computed`
     tokens `landed` belong to steps that have landed; `turn` counts how often the other steps were revoked.
@@ -78,6 +79,7 @@ class Sequence:
     tokens: list[int] = field(init=False)
     prompt_length: int = field(init=False)
     scored: int = field(init=False)
+    tells_prompt: bool = field(init=False)
     given: int = field(init=False)
     told: int = field(init=False)
     computed: int = 0
@@ -106,13 +108,17 @@ class Sequence:
         self.tokens, self.prompt_length = list(request.prompt), len(request.prompt)
         # NOTE: an earlier worker told the prompt before any choice.
         is_scored = self.call.prompt_logprobs is not None and self.choice == 0 and not request.is_carried_on
-        self.scored = 1 if is_scored else self.prompt_length
+        self.note_scored(1 if is_scored else self.prompt_length)
         for token in request.written_of(self.choice):
             self.tokens.append(token)
             self.output.push(token, None)
             if self.matcher is not None:
                 self.matcher.consume(token)
         self.given = self.told = len(self.tokens)
+
+    def note_scored(self, count: int) -> None:
+        """The first `count` tokens of the prompt have their log probabilities, or need none."""
+        self.scored, self.tells_prompt = count, count < self.prompt_length
 
     def append(self, token: int) -> None:
         """The host has the next token."""
@@ -143,11 +149,6 @@ class Sequence:
     def pending(self) -> int:
         """Tokens without keys in the cache."""
         return self.length - self.computed
-
-    @property
-    def tells_prompt(self) -> bool:
-        """Whether some token of the prompt has still to be told."""
-        return self.scored < self.prompt_length
 
     def block_table(self) -> NDArray[np.int64]:
         """The blocks as int64 [blocks], made anew when they have changed."""
@@ -308,8 +309,10 @@ class Scheduler:
 
         `runs_ahead` tells whether a sequence goes on behind a token that the host has not read.
         """
-        self._admit()
-        spans, rest = [], []
+        if self.waiting:
+            self._admit()
+        spans: list[Span] = []
+        rest: list[Sequence] = []
         size, preemptions = self._pool.block_tokens, self.preemptions
         for sequence in list(self.running):
             start, stop = sequence.computed, len(sequence.tokens) + sequence.ahead
@@ -319,9 +322,18 @@ class Scheduler:
                 rest.append(sequence)
             elif stop <= len(sequence.blocks) * size or self._has_blocks(sequence, stop):
                 spans.append(Span(sequence, start, stop))
+        if rest:
+            self._plan_prompts(rest, spans)
+        if self.preemptions == preemptions:
+            return spans
+        # NOTE: a later sequence may have taken the blocks of an earlier one that had its span.
+        return [span for span in spans if span.sequence.blocks]
+
+    def _plan_prompts(self, sequences: list[Sequence], spans: list[Span]) -> None:
+        """Add parts of prompts to the single tokens of a step."""
         left = max(self._pool.block_tokens, self.prefill_tokens - len(spans))
         scored = self._scored_tokens
-        for sequence in rest:
+        for sequence in sequences:
             stop = min(len(sequence.tokens), sequence.computed + left)
             if sequence.tells_prompt:
                 stop = min(stop, max(sequence.computed, sequence.scored - 1) + scored)
@@ -331,16 +343,13 @@ class Scheduler:
                 spans.append(Span(sequence, sequence.computed, stop))
                 left -= stop - sequence.computed
                 scored -= len(spans[-1].scores)
-        if self.preemptions == preemptions:
-            return spans
-        # NOTE: a later sequence may have taken the blocks of an earlier one that had its span.
-        return [span for span in spans if span.sequence.blocks]
 
     @staticmethod
     def launched(span: Span, chooses: bool) -> None:
         """A step that computes a span is on its way, and `chooses` the next token behind the span, or does not."""
-        sequence, _, stop = span
-        sequence.request.phases.stepped()
+        sequence, start, stop = span
+        if start < sequence.given:
+            sequence.request.phases.stepped()
         sequence.ahead += chooses
         sequence.computed = stop
 

@@ -15,6 +15,7 @@ from ipc.wire.streams import PromptToken
 from workers.generation.request import PromptText
 from workers.generation.sampling import LEAST_LOGPROB, NoNextToken
 from workers.generation.scheduler import Sequence as Choice
+from workers.generation.scheduler import Span
 
 LOGITS_NBYTES = 256 << 20
 """Most bytes of the logits that one step computes for prompts, as float32."""
@@ -31,6 +32,19 @@ def first_token(sequence: Choice, text: PromptText) -> PromptToken:
     """The first token of a prompt, which follows nothing."""
     token = sequence.tokens[0]
     return PromptToken(token, text.raw_of(token), text.starts[0])
+
+
+def scored_spans(spans: Sequence[Span], logits: torch.Tensor, row: int) -> dict[Choice, list[PromptToken]]:
+    """The tokens of prompts behind the scored places of `spans`; `logits` [rows, vocabulary] of these begin at `row`.
+
+    Raises as `scored`.
+    """
+    found: dict[Choice, list[PromptToken]] = {}
+    for span in spans:
+        if places := span.scores:
+            found[span.sequence] = scored(span.sequence, places, logits[row : row + len(places)])
+            row += len(places)
+    return found
 
 
 @torch.inference_mode()

@@ -73,6 +73,12 @@ class Tower:
         self._threads = ThreadPoolExecutor(1, "picture-inputs")
         self._processing: dict[bytes, Future[Picture]] = {}
 
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The numbers of pictures in `GenerationStats`."""
+        store = self.store
+        return self.pictures_seen, store.nbytes, store.lookups, store.hits, store.evictions
+
     def forget(self) -> None:
         """Forget all pictures so far: those of a proof, which nobody has asked for."""
         self.store, self.pictures_seen = FeatureStore(self.store.limit_nbytes), 0

@@ -25,23 +25,11 @@ from weakref import WeakKeyDictionary
 from ipc.errors import NoReplica, QueueFull
 from ipc.shares import Shares
 from ipc.wire.messages import GenerateCall
-from ipc.wire.streams import (
-    ARGUMENTS,
-    HELD,
-    QUEUED,
-    REASONING,
-    STARTED,
-    TEXT,
-    WINDOW_NBYTES,
-    Deltas,
-    Flow,
-    Start,
-    nbytes_of,
-)
+from ipc.wire.streams import QUEUED, STARTED, WINDOW_NBYTES, Flow, Start, nbytes_of
 from workers.adapters.base import Adapter
 from workers.device import oom
 from workers.device.stepping import batch_limit_s
-from workers.generation.request import Emission, GenerationRequest
+from workers.generation.request import Emission, GenerationRequest, deltas_of
 from workers.generation.scheduler import Unfit, Unseen
 from workers.scheduling.bound import TokenBudget
 from workers.scheduling.context import Context
@@ -59,8 +47,6 @@ TURN_S = 0.01
 
 FIRST_TOKENS = 256
 """Expected tokens of a choice without a bound, before any choice of its model has ended."""
-_PLAIN_KINDS = frozenset((TEXT, REASONING, ARGUMENTS, HELD))
-"""Kinds of entries that have nothing in the maps of `Deltas` but log probabilities."""
 LATEST_WEIGHT = 0.1
 """The weight of one step in the mean time of steps, and of one choice in the mean length of choices."""
 
@@ -192,7 +178,8 @@ class Generations(Strategy):
         start = Start(job.prepared[0].cost, weights="" if counts_only else weights)
         # PERF: the word leaves with the output of the next step, which mostly is the first of this job, or at the next
         # tick. A message of its own would cost worker and frontend a turn of their loops for each request.
-        self._send(job.session, [(job, Emission(job, 0, kind, start=start))])
+        deltas = deltas_of([job.id], [Emission(job, 0, kind, start=start)])
+        self._table.send_deltas(job.session, deltas)
         if counts_only:
             self._table.complete(job, 1, [])
         return not counts_only
@@ -204,7 +191,7 @@ class Generations(Strategy):
         assert engine is not None
         if crowd.carrier is not None and any(piece.job is crowd.carrier for piece in batch.pieces):
             crowd.carrier = None
-        before, began = _computed(engine), time.monotonic()
+        before, began = engine.computed_tokens, time.monotonic()
         self._queue.device_busy()
         new = [piece.job for piece in batch.pieces if not piece.job.strategy_state.runs]
         for job in new:
@@ -216,8 +203,11 @@ class Generations(Strategy):
         for job in apart:
             engine.pause(job)
         until = began + TURN_S
+        # PERF: the jobs of a turn are the same to its end, which follows the first that has ended.
+        together = [job for job in crowd.jobs if not job.apart]
+        self._record(together)
         while engine.has_work:
-            self._step(engine, crowd, [job for job in crowd.jobs if not job.apart])
+            self._step(engine, crowd, together)
             # NOTE: another job of this engine waits in the queue too, and joins with the next turn.
             if time.monotonic() >= until or self._changed or self._queue.has_work:
                 break
@@ -229,7 +219,7 @@ class Generations(Strategy):
             # NOTE: one such job a turn, or many of them would leave the others little of the device.
             crowd.jobs[alone] = crowd.jobs.pop(alone)
             self._alone(engine, crowd, alone, _passed(time.monotonic() + TURN_S))
-        return _computed(engine) - before
+        return engine.computed_tokens - before
 
     def _begin(self, engine: Engine, crowd: Crowd, job: Job) -> None:
         """A job enters the engine; from now on the queue does not count it."""
@@ -252,6 +242,7 @@ class Generations(Strategy):
         others = [other for other in crowd.jobs if other is not job and not other.strategy_state.paused]
         for other in others:
             engine.pause(other)
+        self._record([job])
         while engine.has_work and job.state == "open" and not is_over():
             self._step(engine, crowd, [job], ahead=False)
         for other in reversed(others):
@@ -260,9 +251,9 @@ class Generations(Strategy):
     def _step(self, engine: Engine, crowd: Crowd, jobs: list[Job], ahead: bool = True) -> None:
         """One step of the engine for `jobs`, whose output is sent; recover from a failure.
 
-        Without `ahead` nothing of the jobs is under way behind the step.
+        The flight record names the jobs before and after. Without `ahead` nothing of these is under way behind the
+        step.
         """
-        self._record_flight([(job.tag, job.id) for job in jobs])
         self._activity.begin(self._step_limit_s)
         began = time.monotonic()
         try:
@@ -277,11 +268,16 @@ class Generations(Strategy):
                 self._shrink(engine, crowd)
             oom.release_cached()
             self._isolated(engine, crowd, [job for job in jobs if not job.strategy_state.paused])
+            self._record(jobs)
         else:
             if crowd.budget is not None:
                 self._grow(engine, crowd)
             self._tell(engine, crowd, emissions)
             crowd.stepped(time.monotonic() - began)
+
+    def _record(self, jobs: list[Job]) -> None:
+        """Name in the flight record the jobs that the next steps compute."""
+        self._record_flight([(job.tag, job.id) for job in jobs])
 
     @staticmethod
     def _shrink(engine: Engine, crowd: Crowd) -> None:
@@ -305,7 +301,7 @@ class Generations(Strategy):
             engine.pause(job)
         for job in jobs:
             engine.resume(job)
-            self._record_flight([(job.tag, job.id)])
+            self._record([job])
             self._activity.begin(self._step_limit_s)
             try:
                 emissions = engine.step(ahead=False)
@@ -332,17 +328,17 @@ class Generations(Strategy):
 
     def _tell(self, engine: Engine, crowd: Crowd, emissions: list[Emission]) -> None:
         """Send the output of a step, pause streams whose clients do not read, and complete jobs that have ended."""
-        by_session: dict[bytes, list[tuple[Job, Emission]]] = {}
+        by_session: dict[bytes, tuple[list[int], list[Emission]]] = {}
         ends: list[Emission] = []
         full: dict[Job, None] = {}
         for emission in emissions:
             job = emission.key
             assert isinstance(job, Job)
-            session = job.session
-            if session in by_session:
-                by_session[session].append((job, emission))
-            else:
-                by_session[session] = [(job, emission)]
+            if job.session not in by_session:
+                by_session[job.session] = [], []
+            ids, entries = by_session[job.session]
+            ids.append(job.id)
+            entries.append(emission)
             if emission.text or emission.prompt:
                 flow: Flow = job.strategy_state.flow
                 flow.sent(nbytes_of(emission.text, emission.logprobs or emission.prompt))
@@ -350,8 +346,8 @@ class Generations(Strategy):
                     full[job] = None
             if emission.finish is not None:
                 ends.append(emission)
-        for session, entries in by_session.items():
-            self._send(session, entries)
+        for session, (ids, entries) in by_session.items():
+            self._table.send_deltas(session, deltas_of(ids, entries))
         alive = engine.keys
         for emission in ends:
             assert emission.finish is not None
@@ -377,30 +373,6 @@ class Generations(Strategy):
         job.device_ns = now - job.first_run_ns
         job.text = job.prepared[0].payload.phases.timing(now)
         self._table.complete(job, 1, [], wake=False)
-
-    def _send(self, session: bytes, entries: list[tuple[Job, Emission]]) -> None:
-        """One message with all entries for a session."""
-        written = [emission.written for _, emission in entries]
-        # PERF: few entries have what stands in the maps, and one look at each entry finds these.
-        rare = [
-            (at, each)
-            for at, (_, each) in enumerate(entries)
-            if each.logprobs or each.kind not in _PLAIN_KINDS
-        ]
-        deltas = Deltas(
-            [job.id for job, _ in entries],
-            [emission.choice for _, emission in entries],
-            [emission.kind for _, emission in entries],
-            [emission.text for _, emission in entries],
-            [emission.tokens for _, emission in entries],
-            {at: list(each.logprobs) for at, each in rare if each.logprobs},
-            {at: each.call for at, each in rare if each.call is not None},
-            {at: each.start for at, each in rare if each.start is not None},
-            {at: each.finish for at, each in rare if each.finish is not None},
-            {at: list(each.prompt) for at, each in rare if each.prompt},
-            written if any(written) else [],
-        )
-        self._table.send_deltas(session, deltas)
 
     def after(self, batch: Batch) -> None:
         """Put one of the open jobs into the queue for the next turn."""
@@ -489,8 +461,3 @@ def _one(model: str) -> float:
 
 def _passed(moment: float) -> Callable[[], bool]:
     return lambda: time.monotonic() >= moment
-
-
-def _computed(engine: Engine) -> int:
-    statistics = engine.statistics()
-    return statistics.prompt_tokens + statistics.output_tokens

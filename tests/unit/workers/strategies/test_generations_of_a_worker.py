@@ -28,7 +28,6 @@ from workers import foreign
 from workers.adapters.base import Prepared
 from workers.endpoint.endpoint import Endpoint
 from workers.generation.building import build
-from workers.generation.features import FeatureStore
 from workers.generation.request import GenerationRequest
 from workers.generation.sampling import BatchedSampler
 from workers.generation.scheduler import Sequence as Choice
@@ -545,7 +544,7 @@ def test_a_picture_that_cannot_be_seen_ends_its_job_alone_with_the_error_of_the_
             raise Unseen(bad, error)
 
     worker = Worker()
-    worker.made.engine.tower = cast(Any, SimpleNamespace(turn=turn, store=FeatureStore(0), pictures_seen=0))
+    worker.made.engine.tower = cast(Any, SimpleNamespace(turn=turn, numbers=(0, 0, 0, 0, 0)))
     jobs = [worker.submit([first, 2, 3], 6) for first in (1, 5, 2)]
     worker.settle()
     assert [worker.received.ends[job.id] for job in jobs] == ["done", code, "done"]
