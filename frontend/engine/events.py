@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections import Counter
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -339,7 +339,7 @@ class Pace:
         self._start = Start(0)
         self._late_ns = 0
         self._finishes: list[Finish] = []
-        self._tokens: Counter[int] = Counter()
+        self._tokens: defaultdict[int, int] = defaultdict(int)
         self._arrivals_ns: dict[int, int] = {}
         self._first_ns = self._last_ns = 0
 

@@ -133,7 +133,7 @@ class ChoiceOutcome:
         return self._spoken(Reasoning)
 
     def _spoken(self, kind: type[Text | Reasoning]) -> str:
-        return "".join(part.text for part in self.parts if isinstance(part, Spoken) and part.kind is kind)
+        return "".join([part.text for part in self.parts if isinstance(part, Spoken) and part.kind is kind])
 
     @property
     def calls(self) -> list[Called]:

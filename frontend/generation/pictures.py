@@ -393,7 +393,7 @@ def of_field(messages: Sequence[Message]) -> Iterator[None]:
 
 async def in_rows(messages: list[Message]) -> list[Message]:
     """`rows_of` messages, of messages with pictures in a thread."""
-    return await off_loop(rows_of, messages) if _have_parts(messages) else messages
+    return await off_loop(rows_of, messages) if have_parts(messages) else messages
 
 
 def rows_of(messages: Sequence[Message]) -> list[Message]:
@@ -403,7 +403,7 @@ def rows_of(messages: Sequence[Message]) -> list[Message]:
 
 async def from_rows(messages: list[Message]) -> list[Message]:
     """The messages of a session, with pictures by a thread. Raises nothing: what a session keeps was checked."""
-    return await off_loop(_with_parts, messages, _restored) if _have_parts(messages) else messages
+    return await off_loop(_with_parts, messages, _restored) if have_parts(messages) else messages
 
 
 def revived(messages: Sequence[Message]) -> list[Message]:
@@ -415,7 +415,7 @@ def _revived(part: Part) -> Part:
     return part if part["type"] != IMAGE else {"type": IMAGE, IMAGE: msgspec.convert(part[IMAGE], Picture)}
 
 
-def _have_parts(messages: Sequence[Message]) -> bool:
+def have_parts(messages: Sequence[Message]) -> bool:
     """Whether a message has parts, as those with pictures have."""
     return any(isinstance(message.get("content"), list) for message in messages)
 

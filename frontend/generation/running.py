@@ -19,7 +19,7 @@ import hashlib
 import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from http import HTTPStatus
 
 import falcon
@@ -30,7 +30,7 @@ from frontend.engine.events import Generation, Past
 from frontend.engine.planning import cost_of, lora_of, pace_of, plan
 from frontend.generation.errors import status_of
 from frontend.generation.outcome import Outcome
-from frontend.generation.pictures import laid_out, looked_at, of_field
+from frontend.generation.pictures import have_parts, laid_out, looked_at, of_field
 from frontend.http.rendering import off_loop_if
 from frontend.scope import RequestScope
 from frontend.sending import COMMENT, CONTENT_TYPE, EventStream, Opening, RenderError, comment
@@ -44,6 +44,7 @@ MANY_TOKENS = 2048
 """Log probabilities of more tokens are written by a thread."""
 Render = Callable[[Outcome], msgspec.Struct]
 """The body of an outcome."""
+_AS_THEY_ARE = nullcontext()
 LONGEST_S = 86400.0
 """Bound of a request whose stream goes on and on."""
 
@@ -123,12 +124,14 @@ async def running(
     scope.loaded_ns = time.perf_counter_ns()
     _bound_times(scope, services)
     with services.bodies.holding(0) as held:
-        if call.messages:
-            messages = await looked_at(services, scope, entry, status, call.messages, held)
-            call = msgspec.structs.replace(call, messages=messages)
-        work = _work_of(services, scope, entry, status, laid_out(call))
+        errors: AbstractContextManager[None] = _AS_THEY_ARE
+        # PERF: most requests have no pictures, and their messages are sent as they were read.
+        if have_parts(call.messages or ()):
+            messages = await looked_at(services, scope, entry, status, call.messages or [], held)
+            call, errors = laid_out(msgspec.structs.replace(call, messages=messages)), of_field(messages)
+        work = _work_of(services, scope, entry, status, call)
         pace = pace_of(scope, services.settings, services.recorder, entry.id)
-        with of_field(call.messages or ()):
+        with errors:
             async with services.engine.generate(scope, work, pace, past) as generation:
                 yield generation
 
@@ -138,7 +141,9 @@ def _work_of(
 ) -> Work:
     """The work of a call on a loaded model."""
     space = _space_of("" if services.settings.generation.share_prefixes else scope.grant.caller, call.salt)
-    call = msgspec.structs.replace(call, space=space, lora=lora_of(entry))
+    lora = lora_of(entry)
+    if (space, lora) != (call.space, call.lora):
+        call = msgspec.structs.replace(call, space=space, lora=lora)
     cost = cost_of(call, status, services.settings.limits)
     return plan(scope, services.settings, entry.id, call, cost, lane="interactive")
 

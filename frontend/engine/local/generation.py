@@ -82,8 +82,6 @@ class LocalGeneration(CarriedText):
 
     def _why_move(self, channel: Channel) -> PenstockError | None:
         """The reason to go on elsewhere: the worker or its model leaves, and another worker has the model."""
-        if not self._progress.can_go_on or self._progress.has_ended:
-            return None
         model = self._attempts.work.model
         status = channel.models.get(model)
         reason: PenstockError | None = None
@@ -91,7 +89,8 @@ class LocalGeneration(CarriedText):
             reason = Draining("this worker is stopping", retry_after_s=1)
         elif status is not None and status.state == "unloading":
             reason = ModelNotLoaded("the model is being unloaded", retry_after_s=1)
-        if reason is None:
+        # PERF: every stream asks several times a second, and next to none has a reason.
+        if reason is None or not self._progress.can_go_on or self._progress.has_ended:
             return None
         others = routing.having(self._client.channels, model)
         has_other = any(

@@ -201,7 +201,7 @@ class Incoming(ABC, Generic[T]):
 
     async def _something(self) -> None:
         """Wait until something is there, or the stream has ended."""
-        while not (self._waiting or self._has_no_more):
+        while not (self._waiting or self._failure or self._final.done()):
             await self._arrival()
 
     async def _arrival(self) -> None:

@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 
 from frontend.engine.events import CallBegun, CallEvent, Finished, Mark, Past, Reasoning, Text
@@ -95,7 +95,7 @@ class Progress:
 
     def __init__(self, call: GenerateCall, kept: KeptIds, past: Past | None = None) -> None:
         """`past`: another frontend has begun the text."""
-        self.calls: Counter[int] = Counter()
+        self.calls: defaultdict[int, int] = defaultdict(int)
         self.has_text = False
         self.weights = ""
         self.gap: Gap | None = None

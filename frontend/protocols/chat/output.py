@@ -208,8 +208,8 @@ def answer_of(envelope: Envelope, outcome: Outcome, logprobs: bool) -> ChatAnswe
 
 
 def _choice(index: int, choice: ChoiceOutcome, logprobs: bool) -> ChatChoice:
-    content = choice.text if choice.text or not choice.calls else None
-    calls = list(map(call_of, choice.calls)) or None
+    text, calls = choice.text, [call_of(call) for call in choice.calls] or None
+    content = text if text or calls is None else None
     message = AnswerMessage("assistant", content, calls, choice.reasoning_text or msgspec.UNSET)
     entries = {"content": entries_of(choice.logprobs)} if logprobs else None
     stop = choice.finished.stop if choice.finished else None
