@@ -78,6 +78,19 @@ def end_process(error: BaseException) -> NoReturn:
     os._exit(code)
 
 
+def obstacle_of(raised: Exception) -> str:
+    """One line on why code that was tried on the device is not used, such as a kernel or a captured step.
+
+    Ends the process where the device is lost. Raises `raised` where memory is short, which says nothing of the code.
+    """
+    # NOTE: whoever tries Triton catches every class of errors. Triton has classes of its own for programs that do not
+    # compile or ask for too much shared memory, and its C compiler fails by `CalledProcessError`.
+    end_if_broken(raised)
+    if is_out_of_memory(raised):
+        raise raised
+    return foreign.line_of(raised)
+
+
 def context_is_broken(error: BaseException) -> bool:
     """Whether the CUDA context is poisoned, so that nothing may run on it again. Never on CPU."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]

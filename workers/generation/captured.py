@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from workers import foreign
 from workers.device.oom import end_if_broken
 from workers.device.transfer import sent
 from workers.generation.attention import PagedAttention, packed_pass
@@ -151,10 +152,14 @@ class Captures:
                 raise RuntimeError(f"the logits differ by {float(difference):.3g} in the mean")
             if self._is_worth(captured, step):
                 self.steps[count] = captured
-        except RuntimeError as error:
+            elif not self.steps:
+                # NOTE: CUDA's allocator gives a pool up with its last graph, and refuses the next graph there.
+                self._memory = None
+        except Exception as error:
+            # NOTE: memory that is short is a reason too, as the plain step needs less.
             end_if_broken(error)
-            name, reason = type(self._model).__name__, str(error).splitlines()[0]
-            log.warning("%s runs without captured %s: %s", name, self.kind, reason)
+            name, why = type(self._model).__name__, foreign.line_of(error)
+            log.warning("%s runs without captured %s: %s", name, self.kind, why)
             self._works = False
             self.steps.clear()
             # NOTE: the refused step has written its keys to the cache.

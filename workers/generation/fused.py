@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import nn
 
-from workers.device.oom import end_if_broken, is_out_of_memory
+from workers.device.oom import obstacle_of
 from workers.device.varlen import HALF
 
 log = logging.getLogger(__name__)
@@ -212,12 +212,8 @@ def fuse_with(model: Any, kernels: Kernels) -> int:
             continue
         try:
             chosen = _chosen(module, forms, model)
-        # NOTE: Triton raises RuntimeError without a C compiler, and ValueError or TypeError for another version.
-        except (RuntimeError, ValueError, TypeError, OSError) as error:
-            end_if_broken(error)
-            if is_out_of_memory(error):
-                raise
-            refused[type(module).__name__] = str(error).partition("\n")[0]
+        except Exception as error:
+            refused[type(module).__name__] = obstacle_of(error)
             continue
         module.forward, count = chosen, count + 1
     for name, reason in refused.items():

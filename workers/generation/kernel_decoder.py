@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from workers.device.oom import end_if_broken, is_out_of_memory
+from workers.device.oom import obstacle_of
 from workers.device.varlen import HALF
 from workers.generation.fused import (
     Cells,
@@ -87,15 +87,9 @@ def kernel_decoder(model: Any, attention: Any) -> KernelDecoder | None:
         return KernelDecoder(model, attention, Kernels())
     except ImportError as error:
         log.info("layers run through their modules: %s", error)
-    # NOTE: Triton raises RuntimeError without a C compiler, and ValueError or TypeError for another version.
-    except (RuntimeError, ValueError, TypeError, OSError, AttributeError, KeyError) as error:
-        end_if_broken(error)
-        if is_out_of_memory(error):
-            raise
-        reason = str(error).partition("\n")[0]
-        log.warning(
-            "%s runs through its modules, without kernels of its own: %s", type(model).__name__, reason
-        )
+    except Exception as error:
+        why = obstacle_of(error)
+        log.warning("%s runs through its modules, without kernels of its own: %s", type(model).__name__, why)
     return None
 
 

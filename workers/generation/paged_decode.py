@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from workers.device.oom import end_if_broken, is_out_of_memory
+from workers.device.oom import obstacle_of
 from workers.device.varlen import HALF
 from workers.generation.heads import Heads
 
@@ -131,12 +131,8 @@ def select_decode(
     try:
         decode = PagedDecode(page_tokens, torch.cuda.get_device_properties(device).multi_processor_count)
         compare_with_torch(decode, device, dtype, heads, key, value, page_tokens)
-    # NOTE: Triton raises RuntimeError without a C compiler, and ValueError or TypeError for a version of another API.
-    except (ImportError, RuntimeError, ValueError, TypeError, OSError) as error:
-        end_if_broken(error)
-        if is_out_of_memory(error):
-            raise
-        log.warning("steps are not captured, as the attention of single tokens fails: %s", error)
+    except Exception as error:
+        log.warning("steps are not captured, as the attention of single tokens fails: %s", obstacle_of(error))
         return None
     return decode
 

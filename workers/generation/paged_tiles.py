@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from workers.device.oom import end_if_broken, is_out_of_memory
+from workers.device.oom import obstacle_of
 from workers.device.varlen import HALF
 from workers.generation.heads import Heads
 
@@ -149,12 +149,8 @@ def select_tiles(
     try:
         attend = PagedTiles(page_tokens, queries)
         compare_tiles(attend, device, dtype, heads, key, value, page_tokens, queries)
-    # NOTE: Triton raises RuntimeError without a C compiler, and ValueError or TypeError for a version of another API.
-    except (ImportError, RuntimeError, ValueError, TypeError, OSError) as error:
-        end_if_broken(error)
-        if is_out_of_memory(error):
-            raise
-        log.warning("prompts are not captured, as their attention fails: %s", error)
+    except Exception as error:
+        log.warning("prompts are not captured, as their attention fails: %s", obstacle_of(error))
         return None
     return attend
 

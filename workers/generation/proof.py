@@ -36,7 +36,7 @@ from ipc.wire.messages import GenerateCall
 from ipc.wire.streams import TokenLogprob
 from workers import foreign
 from workers.device.findings import Proof
-from workers.device.oom import end_if_broken, is_out_of_memory
+from workers.device.oom import end_if_broken, is_out_of_memory, obstacle_of
 from workers.generation.attention import PagedAttention, attend_with, packed_pass
 from workers.generation.blocks import BlockPool
 from workers.generation.decoder import Decoder
@@ -148,11 +148,9 @@ def packs(
                 earlier.succeed(facts, way)
                 return True
         # NOTE: models that index a mask raise TypeError, those without the interface AttributeError or KeyError.
-        except (TypeError, AttributeError, KeyError, ValueError, RuntimeError, IndexError) as error:
-            end_if_broken(error)
-            if is_out_of_memory(error):
-                raise
-            log.info("%s: %s: %s", type(model).__name__, type(error).__name__, error)
+        except Exception as error:
+            why = obstacle_of(error)
+            log.info("%s: %s: %s", type(model).__name__, type(error).__name__, why)
     attention.decoder = None
     attend_with(model, before)
     return False

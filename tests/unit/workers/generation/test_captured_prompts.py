@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+import weakref
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -164,6 +167,63 @@ def test_prompts_are_replayed_where_this_takes_less_time(takes: tuple[float, flo
     assert answers_of(engine).tokens == plain.tokens
     assert Timed.timed == 12, "one step is timed, three times in each way"
     assert bool(replays_of(engine)) is is_worth
+
+
+class Graph:
+    """A graph of CUDA, whose memory pool lives as long as one of its graphs."""
+
+    pools: ClassVar[dict[object, list[weakref.ref[Any]]]] = {}
+
+    def capture_begin(self, pool: object, capture_error_mode: str) -> None:
+        graphs = self.pools.setdefault(pool, [])
+        if graphs and not any(graph() for graph in graphs):
+            raise RuntimeError("it->second->use_count > 0 INTERNAL ASSERT FAILED")
+        graphs.append(weakref.ref(self))
+
+    def capture_end(self) -> None:
+        pass
+
+
+def test_a_size_that_is_not_replayed_takes_no_other_size_with_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class OnPools(CapturedPrompts):
+        def _capture(self, inputs: Any) -> Any:
+            graph, logits = super()._capture(inputs)
+            replay: Any = Replay(self._model, self._attention, inputs, logits.clone())
+            replay.graph = graph
+            return replay, replay.logits
+
+        def _is_worth(self, captured: Any, step: Any) -> bool:
+            return captured.inputs.numbers.shape[1] == STEP
+
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
+    engine = engine_of(
+        causal.make("llama"), prefill_tokens=300, attention=attention(BLOCK_TOKENS), prompts=OnPools
+    )
+    for turn, length in enumerate((300, 30)):
+        engine.add(request_of(turn, range(5, 5 + length), TOKENS))
+        Answers().run(engine)
+    assert engine._prompts is not None and engine._prompts.steps.keys() == {STEP}, caplog.text
+
+
+def test_a_program_that_does_not_fit_the_card_leaves_plain_steps(caplog: pytest.LogCaptureFixture) -> None:
+    class OutOfResources(Exception):
+        """Triton's error for a program that needs more shared memory than there is."""
+
+    def failing(*_: Any) -> torch.Tensor:
+        raise OutOfResources("out of resource: shared memory")
+
+    model = causal.make("llama")
+    plain = answers_of(engine_with(model, None))
+    engine = engine_with(model, ReplayedPrompts, attention(BLOCK_TOKENS, of_prompts=failing))
+    assert answers_of(engine).tokens == plain.tokens
+    assert caplog.text.count("runs without captured prompts: out of resource: shared memory") == 1
 
 
 def test_steps_that_do_not_fit_run_in_the_plain_way() -> None:

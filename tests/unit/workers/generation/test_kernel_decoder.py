@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,9 +28,10 @@ from tests.fakes.replaying import attention as replayed
 from tests.fakes.torch_kernels import TorchKernels
 from tests.tiny import causal, kernel_shapes
 from workers.device.findings import Findings, Proof
-from workers.generation import building, kernel_decoder
+from workers.generation import building, kernel_decoder, paged_decode, paged_tiles
 from workers.generation.attention import PagedAttention
 from workers.generation.captured import CapturedSteps
+from workers.generation.fused import fuse_with
 from workers.generation.kernel_decoder import KernelDecoder
 from workers.generation.proof import Earlier, packs
 from workers.generation.sampling import BatchedSampler
@@ -38,6 +40,7 @@ DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 NEAR = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 """Mean difference of logits, and greatest difference of cells, as a part of their size."""
 LENGTHS = (1, 7, 30, 60)
+SHAPE = torch.device("cuda"), torch.bfloat16, 4, torch.Size((2, 16)), torch.Size((2, 16)), BLOCK_TOKENS
 
 
 def answers_of(
@@ -195,9 +198,20 @@ class OnCard:
     device, dtype = torch.device("cuda"), torch.bfloat16
 
 
-@pytest.mark.parametrize(
-    "error", [ImportError("No module named 'triton'"), RuntimeError("Failed to find C compiler.\nSet CC")]
+class OutOfResources(Exception):
+    """Triton's error for a program that needs more shared memory than there is."""
+
+
+FAILURES = (
+    ImportError("No module named 'triton'"),
+    RuntimeError("Failed to find C compiler.\nSet CC"),
+    subprocess.CalledProcessError(1, ["gcc", "main.c"]),
+    OutOfResources("out of resource: shared memory, Required: 262144, Hardware limit: 101376."),
 )
+"""How Triton fails on a machine that lacks something."""
+
+
+@pytest.mark.parametrize("error", FAILURES)
 def test_kernels_that_cannot_be_made_leave_the_modules_in_use(
     error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -209,6 +223,59 @@ def test_kernels_that_cannot_be_made_leave_the_modules_in_use(
     with caplog.at_level(logging.INFO):
         assert kernel_decoder.kernel_decoder(OnCard(), None) is None
     assert str(error).partition("\n")[0] in caplog.text and "Set CC" not in caplog.text
+
+
+@pytest.mark.parametrize("error", FAILURES)
+@pytest.mark.parametrize(
+    ("place", "name", "select"),
+    [
+        (paged_decode, "PagedDecode", lambda: paged_decode.select_decode.__wrapped__(*SHAPE)),
+        (paged_tiles, "PagedTiles", lambda: paged_tiles.select_tiles.__wrapped__(*SHAPE, 8)),
+    ],
+    ids=["single-tokens", "prompts"],
+)
+def test_attention_that_cannot_be_made_leaves_steps_as_they_are(
+    place: Any,
+    name: str,
+    select: Callable[[], Any],
+    error: Exception,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(place, name, fail)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=1)
+    )
+    assert select() is None
+    assert "are not captured, as" in caplog.text and str(error).partition("\n")[0] in caplog.text
+
+
+def test_modules_whose_kernel_cannot_be_made_keep_their_form(caplog: pytest.LogCaptureFixture) -> None:
+    class Failing(TorchKernels):
+        def norm(self, form: Any, x: torch.Tensor) -> torch.Tensor:
+            raise FAILURES[-1]
+
+    model = kernel_shapes.make("llama")
+    with caplog.at_level(logging.INFO):
+        assert fuse_with(model, Failing()) == model.config.num_hidden_layers  # type: ignore[arg-type]
+    assert f"LlamaRMSNorm keeps its own form: {FAILURES[-1]}" in caplog.text
+
+
+def test_a_model_is_proven_without_kernels_that_fail_in_a_step() -> None:
+    class Failing(TorchKernels):
+        """Fails once the layers are proven."""
+
+        def turn(self, heads: Any, turns: Any, cells: Any, norms: Any) -> None:
+            if len(cells.keys) > 7:
+                raise FAILURES[-1]
+            super().turn(heads, turns, cells, norms)
+
+    model, attention = kernel_shapes.make("llama"), PagedAttention(BLOCK_TOKENS)
+    assert packs(model, attention, make_kernels=partial(made, Failing(), []))
+    assert not isinstance(attention.decoder, KernelDecoder)
 
 
 def test_models_on_a_processor_keep_their_modules() -> None:
