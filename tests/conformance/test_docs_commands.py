@@ -44,7 +44,6 @@ NOT_RUN = {
     "make test ": "it runs this test",
     "penstock models pull BAAI/bge-m3": "downloads; test_models_command.py pulls from a hub of its own",
     "penstock models pull org/name": "downloads; test_downloads.py copies from a hub of its own",
-    "penstock chat": "reads the terminal; test_chat_command.py talks",
     "penstock rm": "deletes after a question; test_removal.py",
     "penstock run": "reads the terminal and starts a server; test_run_command.py",
     "penstock status --watch": "runs until it is stopped; test_status_command.py",

@@ -17,8 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import pytest
@@ -37,9 +36,8 @@ from tests.unit.frontend.engine.test_local_generation import Frontend, gathered,
 from tests.unit.frontend.engine.test_streams_carried_on import goes_on, reading
 from tests.unit.workers.generation.test_calls_in_pieces import WRAPPED
 from tests.unit.workers.generation.test_generation_calls import BUILT
-from workers.generation.request import Emission, GenerationRequest
+from workers.generation.request import Emission, GenerationRequest, deltas_of
 from workers.generation.text import ChoiceOutput, Vocabulary
-from workers.strategies.generation import Generations
 
 RECORDED = Path(__file__).with_name("recorded_calls")
 _SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "array"}}}
@@ -93,14 +91,9 @@ def messages(name: str, text: str, known: int = 0) -> Iterator[list[Emission]]:
 
 def say(worker: TextWorker, request: int, emitted: Sequence[Emission]) -> None:
     """A worker sends what a step has added."""
-
-    def send(session: bytes, deltas: Deltas) -> None:
-        told = msgspec.msgpack.decode(msgspec.msgpack.encode(deltas), type=Deltas)
-        worker.channel._dispatch(told, session)
-
-    strategy = cast("Any", SimpleNamespace(_table=SimpleNamespace(send_deltas=send)))
-    job = cast("Any", SimpleNamespace(id=request))
-    Generations._send(strategy, b"", [(job, emission) for emission in emitted])
+    deltas = deltas_of([request] * len(emitted), emitted)
+    told = msgspec.msgpack.decode(msgspec.msgpack.encode(deltas), type=Deltas)
+    worker.channel._dispatch(told, b"")
 
 
 async def events_of(frontend: Frontend, name: str, text: str, *, dies: bool) -> list[Event]:
