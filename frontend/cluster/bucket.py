@@ -13,8 +13,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from datetime import datetime
 
 import msgspec
 from nats.aio.msg import Msg
@@ -37,6 +39,8 @@ READ_EVERY_S = 60.0
 ROWS_S = 600.0
 TRY_AGAIN_S = 2.0
 TIMEOUT_S = 2.0
+PAGE = 100_000
+"""Subjects that brokers tell at a time."""
 _UNREADABLE, _UNWRITABLE = "the bucket of models cannot be read", "the bucket of models cannot be written"
 GONE = ("DEL", "PURGE")
 """Operations of the mark of a removed value."""
@@ -123,6 +127,28 @@ async def create(broker: Broker, name: str, ttl_s: float | None) -> KeyValue:
         bucket=name, history=1, ttl=ttl_s, storage=StorageType.FILE, replicas=broker.replicas
     )
     return await broker.client.jetstream(timeout=TIMEOUT_S).create_key_value(wanted)
+
+
+async def subjects_of(broker: Broker, bucket: str, wanted: str) -> tuple[datetime | None, set[str] | None]:
+    """When a bucket was made, and subjects of its values; None for subjects that changed while they were read.
+
+    Raises `NotFoundError` for a bucket that is not there, and one of `LOST`.
+    """
+    info = await broker.client.jetstream(timeout=TIMEOUT_S).stream_info(
+        f"KV_{bucket}", subjects_filter=wanted
+    )
+    page = info.state.subjects or {}
+    found, state = set(page), (info.state.last_seq, info.state.messages)
+    while len(page) >= PAGE:
+        # NOTE: the client library asks for no further page.
+        asked = json.dumps({"subjects_filter": wanted, "offset": len(found)}).encode()
+        reply = await broker.client.request(f"$JS.API.STREAM.INFO.KV_{bucket}", asked, timeout=TIMEOUT_S)
+        told = json.loads(reply.data).get("state", {})
+        if (told.get("last_seq"), told.get("messages")) != state:
+            return info.created, None
+        page = told.get("subjects") or {}
+        found.update(page)
+    return info.created, found
 
 
 class Rows:

@@ -5,7 +5,8 @@
 2. Parts are read one by one and held against length and digest. What is not whole is not there.
 3. `SharedContents` keeps a copy of each content in a directory that the frontends of this host share. Rows decide what
    exists: a copy without a row is deleted by the sweep, as on one host.
-4. Bytes that no row names are orphans once their writer is dead, or has forgotten them. `sweep` removes orphans.
+4. Bytes that no row names are orphans once their writer is dead, or has forgotten them. `sweep` removes what was an
+   orphan at the sweep before, too: a writer that stood still may go on, and a write that came late names the bytes.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ import os
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from pathlib import Path
+from types import TracebackType
 
 from nats.js.client import JetStreamContext
 from nats.js.errors import BucketNotFoundError, NotFoundError
 
 from frontend.cluster.broker import HEAD_NBYTES, NO_BROKER, Broker
-from frontend.cluster.bucket import LOST, TIMEOUT_S, create
+from frontend.cluster.bucket import LOST, TIMEOUT_S, create, subjects_of
 from frontend.state.content import Contents, Draft, in_thread
 from frontend.state.errors import StateUnavailable, is_full
 from frontend.state.places import Lives
@@ -60,6 +62,8 @@ class Parts:
         self._subject = f"$KV.{bucket}.{store}."
         self.writing: set[str] = set()
         """Names of this process that a row may name soon."""
+        self._suspects: set[str] = set()
+        """Orphans of the last sweep."""
 
     @property
     def prefix(self) -> str:
@@ -165,19 +169,21 @@ class Parts:
                 log.debug("stored bytes could not be removed: %r", error)
 
     async def sweep(self, named: Callable[[Collection[str]], Awaitable[set[str]]]) -> int:
-        """Remove orphans; their number. `named` tells which of some names have rows now."""
+        """Remove those orphans that the sweep before found, too; their number. `named`: which names have rows now."""
+        if not self._broker.up:
+            raise StoreAway(errno.EIO, NO_BROKER)
         try:
-            info = await self._stream().stream_info(f"KV_{self._bucket}", subjects_filter=f"{self._subject}>")
+            _, subjects = await subjects_of(self._broker, self._bucket, f"{self._subject}>")
         except NotFoundError:
             return 0
         except LOST as error:
             raise unreadable(error, self._bucket) from error
-        subjects = info.state.subjects or {}
-        names = {subject.removeprefix(self._subject).partition(".")[0] for subject in subjects}
+        names = {subject.removeprefix(self._subject).partition(".")[0] for subject in subjects or ()}
         left = {name for name in names if is_name(name) and not self._is_being_written(name)}
         orphans = left - await named(left)
-        await self.remove(orphans)
-        return len(orphans)
+        gone, self._suspects = orphans & self._suspects, orphans
+        await self.remove(gone)
+        return len(gone)
 
     def _is_being_written(self, name: str) -> bool:
         if name.startswith(self.prefix):
@@ -214,9 +220,16 @@ class SharedDraft(Draft):
         super().keep()
         self._parts.writing.discard(self.name)
 
-    async def __aexit__(self, *error: object) -> None:
-        await super().__aexit__(*error)  # type: ignore[arg-type]
-        if not self._kept and self.name in self._parts.writing:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await super().__aexit__(kind, error, traceback)
+        if self._kept or self.name not in self._parts.writing:
+            return
+        if isinstance(error, StateUnavailable | asyncio.CancelledError):
+            # NOTE: a broker that did not answer may have kept the row, which names the content. The sweep looks.
+            self._parts.writing.discard(self.name)
+        else:
             await self._parts.remove([self.name])
 
 
@@ -236,6 +249,8 @@ class SharedContents(Contents):
 
         Raises `FileNotFoundError` for a content that is gone or torn, and `StateUnavailable` without brokers.
         """
+        if not is_name(name):
+            raise FileNotFoundError(errno.ENOENT, "no content has such a name", name)
         try:
             return await super().open(name, nbytes)
         except FileNotFoundError:
@@ -261,7 +276,8 @@ class SharedContents(Contents):
 
     async def delete(self, names: Collection[str]) -> None:
         """Delete contents whose rows are gone, here and at the brokers."""
-        await super().delete(names)
+        # NOTE: rows may come from anybody who may write to the brokers, and a name becomes a path.
+        await super().delete(list(filter(is_name, names)))
         await self._parts.remove(names)
 
     async def sweep(self, named: Callable[[Collection[str]], Awaitable[set[str]]]) -> int:

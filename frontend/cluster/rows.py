@@ -30,7 +30,7 @@ from nats.js.client import JetStreamContext
 from nats.js.errors import APIError, NotFoundError
 
 from frontend.cluster.broker import HEAD_NBYTES, NO_BROKER, Broker, lasting
-from frontend.cluster.bucket import GONE, LOST, TIMEOUT_S, create
+from frontend.cluster.bucket import GONE, LOST, TIMEOUT_S, create, subjects_of
 from frontend.cluster.copies import MARKS_S, Change, RowsCopy, Written
 from frontend.cluster.kept import OTHER_REVISION
 from frontend.cluster.parts import Parts, unreadable
@@ -57,7 +57,7 @@ PAUSE_S = 0.005
 LONG_S, AWAY_S = 0.5, 1.0
 """Brokers that were waited for in vain for so long are away for so long: whoever asks meanwhile waits no more."""
 READ_S = 30.0
-"""Time for reading a whole bucket."""
+"""Longest time between two values while a whole bucket is read."""
 
 
 class SharedRows:
@@ -69,7 +69,7 @@ class SharedRows:
         """`copy` is the file of this process alone. Opens nothing yet."""
         self._broker, self._bucket, self._parts = broker, bucket, parts
         self._copy = RowsCopy(copy, schema, tables, bucket)
-        self._position = self._looks = self._begun = self._done = 0
+        self._position = self._looks = self._begun = self._done = self._least = 0
         self._made: datetime | None = None
         """When the brokers made the bucket that the copy is of."""
         self._is_read = False
@@ -143,6 +143,9 @@ class SharedRows:
                         return result
                 except LOST as error:
                     raise unreadable(error, self._bucket) from error
+                finally:
+                    # What a row names by now stays; the sweep removes the rest.
+                    self._parts.writing.clear()
                 await asyncio.sleep(random.uniform(0, PAUSE_S * (attempt + 1)))
         raise StoreUnreadable(errno.EBUSY, f"too many others change {self._bucket}")
 
@@ -175,7 +178,6 @@ class SharedRows:
         for change, revision, (_, each) in zip(changes, revisions, messages, strict=True):
             useless.append(each.large if revision is None else change.large)
             if revision is not None:
-                self._parts.writing.discard(each.large)
                 written.append(replace(each, revision=revision))
         await self._take_own(position, written)
         await self._parts.remove(useless)
@@ -243,15 +245,14 @@ class SharedRows:
             self._begun = number = self._begun + 1
             try:
                 await self._look()
-                self._failure, self._is_read, self._fresh_s = None, True, time.monotonic()
             except LOST as error:
                 found = unreadable(error, self._bucket)
-                self._failure, now_s = found.strerror or "", time.monotonic()
+                self._failure, self._done, now_s = found.strerror or "", number, time.monotonic()
                 if now_s - began_s >= LONG_S:
                     self._away_until_s = now_s + AWAY_S
                 raise found from error
-            finally:
-                self._done = number
+            # NOTE: a look whose caller was cancelled has not ended, and nobody may rely on such a look.
+            self._failure, self._done, self._is_read, self._fresh_s = None, number, True, time.monotonic()
 
     async def _look(self) -> None:
         if not self._copy.is_open:
@@ -269,8 +270,9 @@ class SharedRows:
         if info.created != self._made or last < self._position or is_old:
             await self._clear(info.created)
         if last - self._position > FEW:
-            await self._read_all(last)
-        while self._position < last:
+            await self._read_all()
+        # A broker that reads the bucket out may be behind the one that counts the writes.
+        while self._position < max(last, self._least):
             message = await self._next(self._position + 1)
             if message is None:
                 break
@@ -279,18 +281,27 @@ class SharedRows:
         self._position = max(self._position, last)
 
     async def _next(self, revision: int) -> Written | None:
-        try:
-            found = await self._stream().get_msg(
-                f"KV_{self._bucket}", seq=revision, subject=f"$KV.{self._bucket}.>", next=True
-            )
-        except NotFoundError:
-            return None
-        return await self._message(
-            found.seq or 0, found.subject or "", found.data or b"", (found.headers or {}).get("KV-Operation")
-        )
+        """The write with this number or the next one that is left; None behind the last one."""
+        for _ in range(MOST_TRIES):
+            try:
+                found = await self._stream().get_msg(
+                    f"KV_{self._bucket}", seq=revision, subject=f"$KV.{self._bucket}.>", next=True
+                )
+            except NotFoundError:
+                return None
+            operation = (found.headers or {}).get("KV-Operation")
+            message = await self._message(found.seq or 0, found.subject or "", found.data or b"", operation)
+            if message is not None:
+                return message
+        raise StoreUnreadable(errno.EBUSY, f"too many others change {self._bucket}")
 
-    async def _message(self, revision: int, subject: str, data: bytes, operation: str | None) -> Written:
-        """A write as the copy takes it in. What cannot be read is a row that is gone."""
+    async def _message(
+        self, revision: int, subject: str, data: bytes, operation: str | None
+    ) -> Written | None:
+        """A write as the copy takes it in. What cannot be read is a row that is gone.
+
+        None for a write that another one has replaced meanwhile, whose parts went; `_least` tells of the other one.
+        """
         key = subject.removeprefix(f"$KV.{self._bucket}.")
         if operation in GONE:
             return Written(revision, key)
@@ -300,23 +311,39 @@ class SharedRows:
                 return Written(revision, key, row.table, row.values)
             values = read_values(await self._parts.read(row.large))
             return Written(revision, key, row.table, values, row.large.name)
-        except (ProtocolError, FileNotFoundError, RecursionError, ValueError) as error:
+        except FileNotFoundError as error:
+            newest = await self._newest(subject)
+            if newest > revision:
+                self._least = max(self._least, newest)
+                return None
             log.error("a row of %s is passed over: %s", self._bucket, error)
-            return Written(revision, key)
+        except (ProtocolError, RecursionError, ValueError) as error:
+            log.error("a row of %s is passed over: %s", self._bucket, error)
+        return Written(revision, key)
 
-    async def _read_all(self, last: int) -> None:
-        """Take in the whole bucket, which has at least the writes up to `last`."""
+    async def _newest(self, subject: str) -> int:
+        """The number of the last write of a row; 0 for one that is gone without a mark."""
+        try:
+            return (await self._stream().get_msg(f"KV_{self._bucket}", subject=subject)).seq or 0
+        except NotFoundError:
+            return 0
+
+    async def _read_all(self) -> None:
+        """Take in the whole bucket."""
         bucket = await self._stream().key_value(self._bucket)
         watcher = await bucket.watchall()
         batch, nbytes = list[Written](), 0
         try:
-            async with asyncio.timeout(READ_S):
+            async with asyncio.timeout(READ_S) as limit:
                 async for entry in watcher:
                     if entry is None:
                         break
+                    limit.reschedule(asyncio.get_running_loop().time() + READ_S)
                     subject = f"$KV.{self._bucket}.{entry.key}"
                     value = entry.value or b""
-                    batch.append(await self._message(entry.revision or 0, subject, value, entry.operation))
+                    message = await self._message(entry.revision or 0, subject, value, entry.operation)
+                    if message is not None:
+                        batch.append(message)
                     nbytes += len(value)
                     if len(batch) >= BATCH or nbytes > BATCH_NBYTES:
                         await self._take(batch)
@@ -324,16 +351,20 @@ class SharedRows:
         finally:
             await watcher.stop()  # type: ignore[no-untyped-call]
         await self._take(batch)
-        self._position = max(self._position, last)
 
     async def compare(self) -> None:
-        """Remove rows from the copy that the brokers lack without a mark, and old marks. Raises `StoreUnreadable`."""
+        """Remove rows from the copy that the brokers lack without a mark, and old marks. Raises `StoreUnreadable`.
+
+        Nothing is compared where the brokers' keys change while these are read.
+        """
         await self._fresh()
         async with self._refreshing:
             try:
-                info = await self._stream().stream_info(f"KV_{self._bucket}", subjects_filter=">")
                 prefix = f"$KV.{self._bucket}."
-                there = {subject.removeprefix(prefix) for subject in info.state.subjects or {}}
+                made, subjects = await subjects_of(self._broker, self._bucket, f"{prefix}>")
+                if made != self._made or subjects is None:
+                    return
+                there = {subject.removeprefix(prefix) for subject in subjects}
                 for revision in await self._copy.compare(there):
                     await self._forget_mark(revision)
             except NotFoundError:
@@ -378,7 +409,7 @@ class SharedRows:
     async def _clear(self, made: datetime | None) -> None:
         """Begin a new copy, of the bucket that was made at this time."""
         await self._copy.clear()
-        self._position, self._made = 0, made
+        self._position, self._least, self._made = 0, 0, made
 
     async def _take(self, written: list[Written]) -> None:
         """Have the copy hold writes."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from types import SimpleNamespace
@@ -15,6 +16,8 @@ from typing import Any
 from nats.js.errors import APIError, BucketNotFoundError, NotFoundError
 
 _EPOCH = datetime(2020, 1, 1)
+PAGE = 100_000
+"""Subjects that are told at a time."""
 
 
 class Stream:
@@ -86,6 +89,15 @@ class _Client:
         assert timeout > 0
         return _JetStream(self._owner)
 
+    async def request(self, subject: str, data: bytes, timeout: float) -> Any:
+        """A page of the subjects of a stream."""
+        asked, stream = json.loads(data), self._owner.streams.stream(subject.split(".", 4)[4])
+        prefix, offset = asked["subjects_filter"].removesuffix(">"), asked["offset"]
+        subjects = sorted(each for each in stream.messages if each.startswith(prefix))
+        page = dict.fromkeys(subjects[offset : offset + PAGE], 1)
+        state = {"last_seq": stream.last, "messages": len(stream.messages), "subjects": page}
+        return SimpleNamespace(data=json.dumps({"state": state}).encode())
+
 
 class _JetStream:
     def __init__(self, owner: StreamClient) -> None:
@@ -102,7 +114,8 @@ class _JetStream:
         stream = (await self._streams()).stream(name)
         prefix = subjects_filter.removesuffix(">")
         subjects = {subject: 1 for subject in stream.messages if subject.startswith(prefix)}
-        state = SimpleNamespace(last_seq=stream.last, subjects=subjects if subjects_filter else None)
+        page = dict(sorted(subjects.items())[:PAGE]) if subjects_filter else None
+        state = SimpleNamespace(last_seq=stream.last, messages=len(stream.messages), subjects=page)
         return SimpleNamespace(created=stream.created, state=state)
 
     async def get_msg(

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import sqlite3
 from collections.abc import Coroutine
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
+import msgspec
 import pytest
 
-from frontend.cluster import copies, rows
+from frontend.cluster import bucket, copies, rows
 from frontend.cluster.rows import SharedRows
 from frontend.state.archives import from_parts
 from frontend.state.errors import StateUnavailable
@@ -24,6 +26,7 @@ from ipc.errors import FileNotFound, InvalidInput, StateFull
 from ipc.store.store import StoreAway
 from ipc.wire.cluster import VERSION, encode
 from ipc.wire.kept_rows import KeptRow, Large, key_of
+from tests.fakes import streams as fake
 from tests.fakes.places import gateway_at, kept_in, streams_at
 from tests.fakes.streams import StreamClient, Streams
 
@@ -319,12 +322,204 @@ def test_parts_that_no_row_names_are_swept_once_their_writer_is_dead_or_has_forg
         assert len(streams.stream("KV_penstock_files").messages) == before, "their writer lives"
         parts.writing.clear()
         await near.rows.sweep()
+        assert len(streams.stream("KV_penstock_files").messages) == before, "a row may come late"
+        await near.rows.sweep()
         assert len(streams.stream("KV_penstock_files").messages) == before - 2
         assert await far.size("kept") == 1
         await parts.put(name, len(whole), read)
         monkeypatch.setattr(far.place.lives, "is_running", lambda identity: False)
         await far.rows.sweep()
+        assert len(streams.stream("KV_penstock_files").messages) == before, "its writer may only stand still"
+        await far.rows.sweep()
         assert len(streams.stream("KV_penstock_files").messages) == before - 2
+
+    run(act())
+
+
+def lost_answers(streams: Streams, monkeypatch: pytest.MonkeyPatch, table: str, *, kept: bool) -> None:
+    """Have writes of rows of a table time out; the brokers keep them all the same, or not."""
+    publish = streams.publish
+
+    def lose(subject: str, data: bytes, headers: dict[str, str]) -> int:
+        is_row = f".{table}." in subject and "penstock_files" not in subject
+        if kept or not is_row:
+            number = publish(subject, data, headers)
+        if is_row:
+            raise TimeoutError("the answer was lost")
+        return number
+
+    monkeypatch.setattr(streams, "publish", lose)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_parts_of_a_row_whose_write_was_not_confirmed_stay_just_as_long_as_the_row(
+    near: Gateway, far: Gateway, streams: Streams, monkeypatch: pytest.MonkeyPatch, kept: bool
+) -> None:
+    async def act() -> None:
+        await near.put("a")
+        with monkeypatch.context() as patch:
+            lost_answers(streams, patch, "things", kept=kept)
+            with pytest.raises(StoreAway):
+                await near.put("a", 2, b"x" * 300_000)
+        for _ in range(2):
+            await near.rows.sweep()
+        assert await near.size("a") == await far.size("a") == (2 if kept else 1)
+        assert bool(streams.stream("KV_penstock_files").messages) == kept
+
+    run(act())
+
+
+def test_a_file_whose_row_was_not_confirmed_but_kept_has_its_content(
+    tmp_path: Path, streams: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def act() -> None:
+        near, far = (FileStore(gateway_at(tmp_path), settings.State()) for _ in range(2))
+        with monkeypatch.context() as patch:
+            lost_answers(streams, patch, "files", kept=True)
+            with pytest.raises(StateUnavailable):
+                await near.add("o", b"x" * 1000, name="a", purpose="p", origin=Origin("t"))
+        for _ in range(2):
+            await near.sweep()
+        (file,), _ = await far.page("o")
+        assert await far.reading(file, lambda descriptor: os.pread(descriptor, 2000, 0)) == b"x" * 1000
+
+    run(act())
+
+
+@pytest.mark.parametrize("few", [rows.FEW, 1])
+def test_a_large_row_that_is_replaced_while_it_is_read_is_not_away_meanwhile(
+    near: Gateway, far: Gateway, monkeypatch: pytest.MonkeyPatch, few: int
+) -> None:
+    monkeypatch.setattr(rows, "FEW", few)
+    sizes = iter((3, 4))
+
+    async def act() -> None:
+        await near.put("a", 1, b"x" * 300_000)
+        assert await far.size("a") == 1
+        far.rows.close()
+        await near.put("b")
+        await near.put("a", 2, b"y" * 300_000)
+        read = far.rows._parts.read
+
+        async def read_late(large: Large) -> bytes:
+            found = await far.rows._copy.read(
+                lambda connection: connection.execute("SELECT * FROM things").fetchall()
+            )
+            assert found, "whoever reads now finds the row of before"
+            for size in itertools.islice(sizes, 1):
+                await near.put("a", size, b"z" * 300_000)
+            return await read(large)
+
+        monkeypatch.setattr(far.rows._parts, "read", read_late)
+        assert await far.size("a") == 4
+
+    run(act())
+
+
+def test_a_read_that_waited_behind_a_cancelled_one_looks_itself(near: Gateway, far: Gateway) -> None:
+    async def act() -> None:
+        await near.put("a")
+        assert await near.ids() == ["a"]
+        near.rows.close()
+        begun = near.rows._begun
+        async with near.rows._refreshing:
+            await far.put("b")
+            first, second = (asyncio.ensure_future(near.ids()) for _ in range(2))
+            await asyncio.sleep(0)
+        for _ in range(100):
+            if near.rows._begun > begun:
+                break
+            await asyncio.sleep(0)
+        first.cancel()
+        assert await second == ["a", "b"]
+        assert first.cancelled() and near.rows._begun == begun + 2
+
+    run(act())
+
+
+def test_keys_that_brokers_tell_in_pages_are_all_there(
+    near: Gateway, far: Gateway, streams: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (bucket, fake):
+        monkeypatch.setattr(module, "PAGE", 2)
+
+    async def act() -> None:
+        for name in "abcde":
+            await near.put(name)
+        await near.rows.sweep()
+        assert near.rows._copy.is_open and await near.ids() == list("abcde")
+        del streams.stream(f"KV_{BUCKET}").messages[f"$KV.{BUCKET}.{key_of('things', ['c'])}"]
+        request = near.client.client.request
+
+        async def change(*asked: Any, **options: Any) -> Any:
+            await far.put("f")
+            return await request(*asked, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(near.client.client, "request", change)
+            await near.rows.sweep()
+        assert await near.ids() == list("abcdef"), "keys that changed meanwhile tell nothing"
+        await near.rows.sweep()
+        assert await near.ids() == list("abdef")
+
+    run(act())
+
+
+def test_a_bucket_that_is_read_for_long_is_read_as_long_as_values_come(
+    near: Gateway, far: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def act() -> None:
+        for number in range(rows.FEW + 8):
+            await near.put(f"{number:03}", number)
+        loop, message, passed = asyncio.get_running_loop(), far.rows._message, 0.0
+        now = loop.time
+
+        async def slowly(*of: Any) -> Any:
+            nonlocal passed
+            passed += rows.READ_S * 0.5
+            await asyncio.sleep(0)
+            return await message(*of)
+
+        monkeypatch.setattr(loop, "time", lambda: now() + passed)
+        monkeypatch.setattr(far.rows, "_message", slowly)
+        assert len(await far.ids()) == rows.FEW + 8
+
+    run(act())
+
+
+def test_writes_that_the_broker_which_reads_out_does_not_have_yet_are_asked_for(
+    near: Gateway, far: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Late(fake._Watcher):
+        def __init__(self, entries: list[Any]) -> None:
+            super().__init__(entries[:-2])
+
+    async def act() -> None:
+        for number in range(rows.FEW + 8):
+            await near.put(f"{number:03}", number)
+        monkeypatch.setattr(fake, "_Watcher", Late)
+        assert len(await far.ids()) == rows.FEW + 8
+
+    run(act())
+
+
+def test_a_row_of_the_bucket_reaches_no_path_of_the_host(tmp_path: Path, streams: Streams) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"secret")
+
+    async def act() -> None:
+        near, far = (FileStore(gateway_at(tmp_path), settings.State()) for _ in range(2))
+        made = await near.add("o", b"secret", name="a", purpose="p", origin=Origin("t"))
+        ((subject, (_, data, _)),) = streams.stream("KV_penstock_agents_files-1").messages.items()
+        row = msgspec.msgpack.decode(data, type=KeptRow)
+        values = [str(secret) if value == made.content else value for value in row.values]
+        streams.publish(subject, encode(KeptRow(VERSION, row.table, values)), {})
+        found = await far.get("o", made.id)
+        assert found.content == str(secret)
+        with pytest.raises(FileNotFound):
+            await far.open(found)
+        await far.delete("o", made.id)
+        assert secret.read_bytes() == b"secret"
 
     run(act())
 
