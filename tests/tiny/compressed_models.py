@@ -61,10 +61,19 @@ def llama() -> Any:
 
 
 def write(root: Path, *layouts: Layout) -> Any:
-    """Write a model and its tokenizer, and return transformers' model of the numbers.
+    """Write a model of drawn numbers and its tokenizer, and return transformers' model of the numbers of the files.
 
     With two layouts the second is that of `mlp.down_proj`.
     """
+    torch.manual_seed(_SEED)
+    model = llama().to(layouts[0].dtype).eval().requires_grad_(False)
+    for weight in model.parameters():
+        weight.normal_(0, 0.3 if weight.ndim > 1 else 1.0)
+    return save(root, model, chat_tokenizers.build("chatml"), *layouts)
+
+
+def save(root: Path, model: Any, tokenizer: Any, *layouts: Layout) -> Any:
+    """Write a model, which is changed, and its tokenizer as `write` does."""
     from compressed_tensors.compressors import ModelCompressor
     from compressed_tensors.quantization import (
         QuantizationArgs,
@@ -73,11 +82,6 @@ def write(root: Path, *layouts: Layout) -> Any:
         apply_quantization_config,
     )
 
-    tokenizer = chat_tokenizers.build("chatml")
-    torch.manual_seed(_SEED)
-    model = llama().to(layouts[0].dtype).eval().requires_grad_(False)
-    for weight in model.parameters():
-        weight.normal_(0, 0.3 if weight.ndim > 1 else 1.0)
     for number, layout in enumerate(layouts):
         weights = QuantizationArgs(
             num_bits=layout.bits,
@@ -100,9 +104,9 @@ def write(root: Path, *layouts: Layout) -> Any:
     compressor.compress_model(model)
     root.mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(root)
-    save_file(
-        {name: part.contiguous() for name, part in model.state_dict().items()}, root / "model.safetensors"
-    )
+    tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set[str]()
+    stored = {name: part.contiguous() for name, part in model.state_dict().items() if name not in tied}
+    save_file(stored, root / "model.safetensors")
     described = {**model.config.to_dict(), "architectures": [type(model).__name__]}
     (root / "config.json").write_text(json.dumps(described))
     compressor.update_config(str(root))

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from tests.tiny import chat_tokenizers
 
 _SEED, _SPREAD, _GROUP, _BLOCK = 20261129, 0.02, 32, 128
-_AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
+AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 """Where in a word each of eight outputs stands."""
 
 
@@ -183,7 +183,7 @@ def _numbers(values: Any, zeros: Any, scales: Any, groups: Any) -> Any:
     return np.stack(rows, axis=1)
 
 
-def _packed(values: Any, bits: int, places: tuple[int, ...] = ()) -> torch.Tensor:
+def packed(values: Any, bits: int, places: tuple[int, ...] = ()) -> torch.Tensor:
     """Runs of a row [rows, n] as words [rows, n * bits / 32]."""
     each = 32 // bits
     words = np.zeros((values.shape[0], values.shape[1] // each), dtype=np.uint32)
@@ -200,8 +200,8 @@ def _gptq(layout: Layout, draw: Any, outer: int, inner: int) -> tuple[dict[str, 
     if layout.ordered:
         groups = draw.permutation(groups)
     parts = {
-        "qweight": _packed(values.T, layout.bits).T,
-        "qzeros": _packed(zeros - (layout.version == 1), layout.bits),
+        "qweight": packed(values.T, layout.bits).T,
+        "qzeros": packed(zeros - (layout.version == 1), layout.bits),
         "scales": torch.from_numpy(scales),
     }
     if layout.ordered or layout.version == 2:
@@ -213,8 +213,8 @@ def _awq(layout: Layout, draw: Any, outer: int, inner: int) -> tuple[dict[str, t
     values, zeros, scales = _drawn(layout, draw, outer, inner)
     groups = np.arange(inner) // (inner if layout.group < 0 else layout.group)
     parts = {
-        "qweight": _packed(values, 4, _AWQ_PLACES),
-        "qzeros": _packed(zeros, 4, _AWQ_PLACES),
+        "qweight": packed(values, 4, AWQ_PLACES),
+        "qzeros": packed(zeros, 4, AWQ_PLACES),
         "scales": torch.from_numpy(scales),
     }
     return parts, _numbers(values, zeros, scales, groups)

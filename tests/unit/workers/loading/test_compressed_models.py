@@ -214,6 +214,7 @@ def test_integers_outside_of_their_bits_are_refused_by_the_load(tmp_path: Path) 
         (lambda stated: weights(stated).update(group_size=0), "weights.group_size: expected a number from 1 on, got 0"),
         (lambda stated: weights(stated).update(dynamic=True), "weights.dynamic True is not read; read are False"),
         (lambda stated: weights(stated).update(strategy="block"), "weights.block_structure: expected two numbers"),
+        (lambda stated: weights(stated).update(actorder="column"), "weights.actorder column is not read"),
     ],
 )  # fmt: skip
 def test_a_scheme_that_is_not_read_is_refused_before_the_start(

@@ -233,6 +233,9 @@ def test_a_weight_of_another_size_than_the_model_s_is_refused_by_the_load(tmp_pa
         ({"quant_method": "compressed-tensors"}, "compressed-tensors: quantization_config.format None is not read"),
         ({"quant_method": "hqq"}, "quant_method hqq is not read; read are gptq, awq (version gemm), fp8, compressed"),
         ({"quant_method": ["gptq"]}, "quant_method ['gptq'] is not read"),
+        ({"quant_method": "eetq"}, "quant_method eetq is not read"),
+        ({"quant_method": "awq", "zero_point": False}, "awq: quantization_config.zero_point False is not read"),
+        ({"desc_act": "yes"}, "gptq: quantization_config.desc_act yes is not read; read are False, True"),
         ({"quant_method": "fp8"}, "fp8: none of the"),
     ],
 )  # fmt: skip
