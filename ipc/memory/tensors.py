@@ -70,4 +70,8 @@ def view(buffer: memoryview | bytes, ref: TensorRef) -> np.ndarray:
     if ref.start < 0 or ref.start + nbytes > len(buffer):
         raise ProtocolError(f"tensor {ref.name!r} lies outside its block")
     flat = np.frombuffer(buffer, dtype=ref.dtype, count=math.prod(ref.shape), offset=ref.start)
-    return flat.reshape(ref.shape)
+    try:
+        return flat.reshape(ref.shape)
+    except ValueError as error:
+        # An empty tensor may have a dimension that numpy cannot count.
+        raise ProtocolError(f"tensor {ref.name!r}: {error}") from error

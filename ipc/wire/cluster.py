@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
-from ipc.errors import DependencyConflict, ProtocolError
+from ipc.errors import DependencyConflict, PenstockError, ProtocolError, from_code
 from ipc.wire.cluster_names import is_id, results
 from ipc.wire.messages import Result, Work
 from ipc.wire.stats import Stats
@@ -32,6 +32,7 @@ MOST_NBYTES = 1 << 30
 """Largest work or answer; both may come beside their message."""
 MOST_CHUNK_NBYTES = 256 << 10
 """Largest part of the bytes of an offer in one message."""
+MOST_RETRY_S = 86_400.0
 MOST_IDS = 4096
 """Most ids that a word may have."""
 IDS_EACH = 256
@@ -385,6 +386,18 @@ def read_result(data: bytes) -> tuple[ItemResult, Outcome]:
         _check_refusal(data)
         raise ProtocolError(f"a result of version {outcome and outcome.v}, expected {VERSION}")
     return result, outcome
+
+
+def error_of(result: ItemResult, outcome: Outcome) -> PenstockError:
+    """The error of a failed result; without a time or fields that no client can be told."""
+    wait_s, detail = outcome.retry_after_s, outcome.detail
+    if wait_s is not None and not 0 <= wait_s <= MOST_RETRY_S:
+        wait_s = None
+    try:
+        msgspec.json.encode(detail)
+        return from_code(result.error_code, result.error, retry_after_s=wait_s, detail=detail)
+    except (OverflowError, RecursionError, TypeError, ValueError):
+        return from_code(result.error_code, result.error, retry_after_s=wait_s)
 
 
 def _check_refusal(data: bytes) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from ipc.errors import ProtocolError
+from ipc.errors import ProtocolError, QueueFull
+from ipc.memory.tensors import view
 from ipc.wire import cluster, cluster_rows, kept_rows
 from ipc.wire.cluster import (
     VERSION,
@@ -24,7 +25,7 @@ from ipc.wire.cluster import (
     encode,
     read_result,
 )
-from ipc.wire.messages import BlockRef, EncodeCall, InputItem, Result, Timing, Work
+from ipc.wire.messages import BlockRef, EncodeCall, InputItem, Result, TensorRef, Timing, Work
 
 ROUTER = "r0uter"
 WORK = Work("org/model", EncodeCall([InputItem("hello")], ["dense"]), 0, 3, "req_1")
@@ -188,6 +189,26 @@ def test_claims_have_a_subject_each() -> None:
 def test_a_name_that_would_be_several_tokens_is_no_name_of_a_box(box: str) -> None:
     with pytest.raises(ProtocolError, match="cannot be one"):
         cluster.read_beat(encode(BoxBeat(VERSION, box, "l", "default", 1, False, 0.0, 0.0)))
+
+
+@pytest.mark.parametrize("wait_s", [float("nan"), float("inf"), -1.0, 1e300, 7.0])
+@pytest.mark.parametrize(
+    "detail",
+    [{"message": 1}, {"self": 1}, {"retry_after_s": 1}, {"x": msgspec.msgpack.Ext(1, b"")}, {"x": [1]}],
+)
+def test_an_error_of_a_box_is_one_that_a_client_can_be_told(wait_s: float, detail: dict[str, Any]) -> None:
+    outcome = Outcome(VERSION, "a", "life", 1, retry_after_s=wait_s, detail=detail)
+    sent = ItemResult(f"{ROUTER}.1", "q", False, "a", error="full", error_code="QUEUE_FULL", penstock=outcome)
+    error = cluster.error_of(*read_result(encode(sent)))
+    assert isinstance(error, QueueFull) and error.message == "full"
+    assert error.retry_after(3.0) == ("7" if wait_s == 7.0 else "3")
+    assert error.detail == ({"x": [1]} if detail == {"x": [1]} else {})
+
+
+def test_a_tensor_that_no_array_can_be_is_none() -> None:
+    for shape in ([0, 1 << 62], [1 << 62, 0], [0, -1], [1 << 33, 1 << 33]):
+        with pytest.raises(ProtocolError):
+            view(b"", TensorRef("O", "float32", shape, 0))
 
 
 def test_an_answer_names_no_memory_of_another_host() -> None:
