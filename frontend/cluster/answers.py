@@ -41,7 +41,8 @@ class PartRun(Run):
         self.parts: dict[int, Callable[[Delivery], None]] = {}
         self._window = part_flow(held.plan.parts)
         self.fetching: asyncio.Task[None] | None = None
-        """Gets the bytes of the next part."""
+        """Gets the bytes of the next part, of the item with the id `fetched`."""
+        self.fetched = ""
 
     @property
     def streams(self) -> PartRun:
@@ -119,7 +120,13 @@ class Parts(Runs[PartRun]):
                 run.deliver(body, None)
                 if len(body.data) >= TELL_NBYTES:
                     self.owe(run)
-            elif run.fetching is None:
+                continue
+            if run.fetching is not None and run.fetched != name:
+                # The box before is lost, and its bytes may never come.
+                run.fetching.cancel()
+                run.fetching = None
+            if run.fetching is None:
+                run.fetched = name
                 run.fetching = asyncio.get_running_loop().create_task(self._fetch(run, box, number, body))
 
     async def _fetch(self, run: PartRun, box: Box, number: int, body: PartBody) -> None:
@@ -132,10 +139,11 @@ class Parts(Runs[PartRun]):
             log.warning("a part of an answer did not come: %s", error.message)
             missing = NoReplica(f"a part of the answer did not come: {error.message}", retry_after_s=1)
             run.fetching = None
-            self._office.dispatch.leave(held, box.life, missing)
+            if held.id == run.fetched:
+                self._office.dispatch.leave(held, box.life, missing)
             return
         run.fetching = None
-        if box.life in held.boxes and not held.future.done():
+        if held.id == run.fetched and box.life in held.boxes and not held.future.done():
             self.came(run, number)
             run.deliver(body, whole)
             self.owe(run)

@@ -153,11 +153,22 @@ class Transfers:
         if offer.nbytes > most_nbytes:
             raise TransferFailed(f"{offer.nbytes} bytes are offered, {most_nbytes} are the limit")
         async with self._turns:
-            data = await self._getter.get(offer)
+            data = await self._by_http(offer, owner, is_alive)
             if data is None:
                 data = await self._in_chunks(offer, owner, is_alive)
         self.got_nbytes += len(data)
         return data
+
+    async def _by_http(self, offer: Offer, owner: str, is_alive: Callable[[str], bool]) -> memoryview | None:
+        """The bytes, as `Getter.get`. An owner that stands still keeps its connection, and sends nothing."""
+        getting = asyncio.ensure_future(self._getter.get(offer))
+        try:
+            while not (await asyncio.wait({getting}, timeout=AGAIN_S))[0]:
+                if not is_alive(owner):
+                    raise TransferFailed("the other host has gone")
+            return getting.result()
+        finally:
+            getting.cancel()
 
     async def _in_chunks(self, offer: Offer, owner: str, is_alive: Callable[[str], bool]) -> memoryview:
         data, step = memoryview(bytearray(offer.nbytes)), min(MOST_CHUNK_NBYTES, self.broker.inline_nbytes)

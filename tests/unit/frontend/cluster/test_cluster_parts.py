@@ -309,6 +309,64 @@ def test_a_box_that_dies_before_the_first_part_is_followed(monkeypatch: pytest.M
     play(monkeypatch, scene, "a", "b")
 
 
+@pytest.mark.parametrize("comes", [False, True])
+def test_bytes_of_a_box_that_is_lost_are_not_waited_for_and_not_taken(
+    monkeypatch: pytest.MonkeyPatch, comes: bool
+) -> None:
+    """The box stands still while its large part travels, and another one begins, or the same one anew."""
+    old, new = bytes(1 << 20), b"x" * (1 << 20)
+
+    async def scene(joined: Joined) -> None:
+        gateway, arriving, get = joined.gateway, asyncio.Event(), joined.gateway.transfers.get
+        asked = list[str]()
+
+        async def late(offer: Offer, owner: str, *more: Any) -> memoryview:
+            asked.append(offer.secret)
+            whole = await get(offer, owner, *more)
+            if len(asked) == 1:
+                await arriving.wait()
+            return whole
+
+        monkeypatch.setattr(gateway.transfers, "get", late)
+
+        async def stand_still() -> None:
+            await turn()
+            (first := played(joined)).say(old)
+            while not asked:
+                await turn()
+            box = holder(joined)
+            gateway.boxes._end(gateway.boxes.by_name[box])
+            if comes:
+                joined.beat(box)
+            second: list[PlayedParts] = []
+            while not second:
+                joined.tick(gateway.dispatch._ask_ns / 1e9)
+                await turn()
+                found = [parts for engine in joined.engines.values() for parts in engine.parts]
+                second = [parts for parts in found if parts is not first]
+            if comes:
+                arriving.set()
+                await turn()
+            second[0].say(new)
+            second[0].end()
+
+        began = asyncio.ensure_future(stand_still())
+        async with joined.engine.stream(joined.scope(), WORK, b"input") as parts:
+            await began
+            reader = Reader(parts)
+            while not reader.task.done():
+                await settled()
+        assert reader.had == [new] and reader.error is None
+        for name, bridge in joined.bridges.items():
+            # The box says again what it has, and hears that nobody waits.
+            joined.beat(name)
+            bridge.intake._rested_ns = 0
+            bridge.intake.tick(connected=True)
+        await settled()
+
+    play(monkeypatch, scene, *(("a",) if comes else ("a", "b")))
+
+
 def test_a_box_that_dies_later_ends_the_answer_with_the_error_of_one_host(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

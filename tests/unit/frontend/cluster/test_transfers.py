@@ -15,10 +15,11 @@ import nats
 import pytest
 import uvloop
 
+from frontend.cluster import transfers as module
 from frontend.cluster.transfer_http import LEAF_NBYTES, Leaves, Listener
 from frontend.cluster.transfers import TransferFailed, Transfers
 from ipc.settings import Cluster
-from ipc.wire.cluster import MOST_CHUNK_NBYTES, VERSION, Want, encode
+from ipc.wire.cluster import MOST_CHUNK_NBYTES, VERSION, Offer, Want, encode
 from tests.harness.broker import Broker, broker
 from tests.harness.server import ROOT, eventually
 
@@ -106,6 +107,30 @@ def test_an_owner_that_has_gone_is_not_waited_for(one_broker: Broker) -> None:
             await there.get(offer, "nobody", MOST, lambda owner: False)
 
     played(one_broker, scene)
+
+
+def test_an_owner_that_stands_still_holds_no_transfer_by_http(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its connection stays, and no byte comes."""
+
+    async def scene() -> None:
+        here = Transfers(Cluster(urls=("nats://127.0.0.1:1",)), "here", "here")
+        ended = list[bool]()
+
+        async def never(offer: Offer) -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.append(True)
+
+        monkeypatch.setattr(module, "AGAIN_S", 0.001)
+        monkeypatch.setattr(here._getter, "get", never)
+        looks = iter([True, True, False])
+        with pytest.raises(TransferFailed, match="has gone"):
+            await here.get(Offer("s", 1, b"", "127.0.0.1:1"), "there", MOST, lambda owner: next(looks))
+        await asyncio.sleep(0)
+        assert ended == [True]
+
+    asyncio.run(scene())
 
 
 def test_words_of_strangers_are_dropped_and_the_next_transfer_goes_on(one_broker: Broker) -> None:
