@@ -208,6 +208,8 @@ class Follower:
         """`take` gets one row, None for a row that is gone; `read` gets the whole bucket."""
         self._broker, self._names, self._take, self._read = broker, names, take, read
         self._live: dict[str, Row | None] = {}
+        self._rows: dict[str, Row] = {}
+        """What is known. While a box writes the parts of a row, the row of before holds."""
         self._parts: dict[str, bytes] = {}
         self._live_parts: dict[str, bytes | None] = {}
         """Parts of rows; those that came or went during a reading, as `_live` has rows."""
@@ -228,6 +230,9 @@ class Follower:
         row = None if operation in GONE else self._readable(key, message.data, self._parts)
         if row is not None or operation in GONE:
             self._live[key] = row
+            self._rows.pop(key, None)
+            if row is not None:
+                self._rows[key] = row
             self._take(key, row)
 
     def _readable(self, key: str, data: bytes, known: Mapping[str, bytes]) -> Row | None:
@@ -248,7 +253,7 @@ class Follower:
             values = {entry.key: entry.value or b"" for entry in await entries_of(bucket)}
             found = {key: value for key, value in values.items() if parts.is_part(key)}
             for key in values.keys() - found.keys():
-                row = self._readable(key, values[key], found)
+                row = self._readable(key, values[key], found) or self._rows.get(key)
                 if row is not None:
                     rows[key] = row
         except BucketNotFoundError:
@@ -265,7 +270,7 @@ class Follower:
             else:
                 rows[key] = row
         newer = {key: data for key, data in self._live_parts.items() if data is not None}
-        self._parts = {**found, **newer}
+        self._parts, self._rows = {**found, **newer}, rows
         self._read(rows)
         return True
 

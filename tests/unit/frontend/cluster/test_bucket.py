@@ -143,6 +143,34 @@ def test_rows_that_are_larger_than_a_message_arrive_and_change_and_go(tmp_path: 
         asyncio.run(scene(one.url))
 
 
+def test_a_reading_while_a_box_writes_parts_of_a_row_leaves_the_row_of_before(tmp_path: Path) -> None:
+    async def scene(url: str) -> None:
+        box, live = Broker(Cluster(urls=(url,)), "box"), Watcher(url)
+        box.start()
+        await live.start()
+
+        async def joined() -> bool:
+            return box.up
+
+        await eventually(joined, "the broker")
+        told = rows_with({"m": model_row(1 << 18)})
+        assert await Writer(box, Names()).write(told)
+
+        async def has_all() -> bool:
+            return live.rows == told
+
+        await eventually(has_all, "the rows")
+        bucket = await box.client.jetstream().key_value(Names().models)
+        await bucket.put(next(key for key in await keys(box) if is_part(key)), b"of the next value")
+        assert await live.follower._read_all()
+        assert live.rows == told
+        await box.close()
+        await live.end.close()
+
+    with broker(tmp_path) as one:
+        asyncio.run(scene(one.url))
+
+
 def test_a_model_whose_row_is_too_large_is_named_and_leaves_the_others_alone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
