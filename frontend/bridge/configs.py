@@ -67,7 +67,7 @@ class ConfiguredModels:
         self.kept = self._listed()
         """Keys of the models that the box has by files of configurations, also of an earlier life of the bridge."""
         self._documents: dict[str, dict[str, Any]] = {}
-        """Documents of files that an earlier life of the bridge has written, by key."""
+        """Documents of the files by key, also of those that an earlier life of the bridge has written."""
         self._lacking: dict[str, float] = {}
         """Since when the bucket has lacked models of files, by key, in seconds of the clock."""
         self._told: tuple[Sequence[ModelEntry], Mapping[str, wire.Content]] = (), {}
@@ -133,15 +133,20 @@ class ConfiguredModels:
         """Write what is known now."""
         known = {each.model: each for each in self._followed.values.values()}
         if not known and not (self._followed.is_there and self._root.exists()):
+            self._lacking = {}
             return
         before = self._refused, self._given, self.kept
         now_s, absent = self._now_s(), self.kept - {wire.key_of(model) for model in known}
-        self._lacking = {key: self._lacking.get(key, now_s) for key in absent}
+        # Time counts while there is a bucket: who makes the bucket anew puts values back one by one.
+        since = self._lacking if self._followed.is_there else {}
+        self._lacking = {key: since.get(key, now_s) for key in absent}
         stay = {key for key, since_s in self._lacking.items() if now_s - since_s < LACKING_S}
         # NOTE: files of a catalog are read and written, which would hold up the event loop.
         self._refused, self._given = await asyncio.to_thread(self._write, known, self._taken(), stay)
         self._lacking = {key: since_s for key, since_s in self._lacking.items() if key in stay}
         self.kept = await asyncio.to_thread(self._listed)
+        documents = {wire.key_of(model): each.document for model, each in known.items()}
+        self._documents = {k: each for k, each in {**self._documents, **documents}.items() if k in self.kept}
         for model, why in self._refused.items():
             if before[0].get(model) != why:
                 log.warning("the configuration of %s is refused: %s", model, why)

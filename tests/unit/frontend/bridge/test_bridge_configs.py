@@ -212,6 +212,39 @@ def test_a_file_stays_while_brokers_that_lost_their_disks_get_their_values_back(
     asyncio.run(scene())
 
 
+def test_time_without_a_bucket_is_no_lack_of_a_model(stage: Stage) -> None:
+    async def scene() -> None:
+        both = configuration("acme/one"), configuration("acme/two")
+        await stage.apply(*both)
+        await stage.apply(both[0])
+        stage.one._followed.is_there = False
+        stage.now_s += LACKING_S
+        await stage.one.apply()
+        await stage.apply(both[0])
+        assert stage.files().keys() == {"acme/one", "acme/two"}
+        await stage.lack(both[0])
+        assert stage.files().keys() == {"acme/one"}
+
+    asyncio.run(scene())
+
+
+def test_the_box_tells_the_last_document_of_a_file_that_the_bucket_lacks(stage: Stage) -> None:
+    async def scene() -> None:
+        made = configuration("acme/new")
+        grown = {**made.document["profiles"], "more": {"adapter_path": "dense", "max_batch_tokens": 99}}
+        await stage.apply(made)
+        stage.begin()
+        stage.one._documents = stage.one._read()
+        await stage.apply(last := configuration("acme/new", profiles=grown))
+        await stage.apply()
+        assert stage.files() == {"acme/new": last.document}
+        assert stage.one.document("acme/new") == last.document
+        await stage.lack()
+        assert not stage.files() and stage.one.document("acme/new") is None and not stage.one._documents
+
+    asyncio.run(scene())
+
+
 def test_the_box_tells_the_documents_of_its_files_also_in_its_next_life(stage: Stage) -> None:
     async def scene() -> None:
         made = configuration("acme/new")
