@@ -54,7 +54,8 @@ SLACK_NBYTES = 4096
 class Running:
     """One item: its task while the work runs, then its result as it was sent, since `ended_ns`.
 
-    `acks` are the subjects of deliveries that the queue has yet to be told about.
+    `is_pure`: another run, of a copy that arrives late, has no effect. `acks` are the subjects of deliveries that the
+    queue has yet to be told about.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Running:
     task: asyncio.Task[None] | None = None
     result: bytes = b""
     ended_ns: int = 0
+    is_pure: bool = True
     acks: list[str] = field(default_factory=list)
     large: Offer | None = None
 

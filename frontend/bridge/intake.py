@@ -8,7 +8,8 @@
 4. Work of a gateway that has been silent for `gateway_silence_s` is cancelled, and its late items are dropped.
 5. A text leaves in pieces before its result (`texts`). A text that waits for its gateway is claimed again each
    `REST_S`, since the word that nobody waits for the text may be lost: then the gateway says so again.
-6. The id of an item that its gateway dropped is remembered for `DROPPED_S`: a copy of the item may still arrive.
+6. The id of an item that its gateway dropped is remembered for `DROPPED_S`: a copy of the item may still arrive. The
+   same holds for the id of an answered item, unless its work is pure: a late copy would run a second time.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from ipc.errors import (
 from ipc.logs import Seldom
 from ipc.settings import Settings
 from ipc.wire.cluster import (
+    FIRST_KINDS,
     IDS_EACH,
     VERSION,
     Ask,
@@ -223,7 +225,9 @@ class Intake:
             return
         self.counts["taken"] += 1
         self._meter.inflight.inc()
-        running = self._running[name] = Running(name, carried.router, acks=[ack] if ack else [])
+        running = self._running[name] = Running(
+            name, carried.router, is_pure=carried.kind in FIRST_KINDS, acks=[ack] if ack else []
+        )
         gateway.items.add(name)
         self._claim(carried.router, name, ack)
         running.task = asyncio.get_running_loop().create_task(self._run(running, item, carried, aged_s))
@@ -331,8 +335,12 @@ class Intake:
         if isinstance(word, Got):
             self._sequences.confirmed(mine)
             for name in mine:
-                if name in self._kept:
+                if (kept := self._kept.get(name)) is None:
+                    continue
+                if kept.is_pure:
                     self._forget(name)
+                else:
+                    self._drop(name)
             self._confirmed.set()
         elif isinstance(word, Drop):
             (self._sequences.lost if word.lost else self._sequences.confirmed)(mine)

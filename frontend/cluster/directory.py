@@ -82,7 +82,7 @@ class ClusterModels(Models):
         """Whether a pool has boxes that may be on their way to it."""
         self.reserved: Callable[[str], str] = lambda box: ""
         """The pool that has reserved a box, empty for none."""
-        self.homes = Homes(self._places)
+        self.homes = Homes(self._places, self.pool_of)
         boxes.on_change = self._note
 
     def take(self, key: str, row: Row | None) -> None:
@@ -357,9 +357,12 @@ class ClusterModels(Models):
         """Why a request of a sequence cannot run now."""
         step = work.step
         assert step is not None
-        if not self._is_up() or not self.homes.find(work, choice)[0]:
+        name, _ = self.homes.find(work, choice)
+        if not self._is_up() or not name:
             return self.why_unavailable(work.model, choice, STEP)
-        if step.start:
+        box = self._boxes.by_name.get(name)
+        # A live box that changes its broker listens for a moment to nobody, and has the state.
+        if step.start or (box is not None and box.alive and box.deaf and not box.draining):
             return NoReplica("the worker of this sequence is not up", retry_after_s=2)
         config = self.status(work.model).config
         shown = work.model if config is None else config.name

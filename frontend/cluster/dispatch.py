@@ -32,13 +32,25 @@ from ipc.errors import (
     SequenceUnknown,
     Unsupported,
     WorkerCrashed,
-    from_code,
 )
 from ipc.metrics.cluster import Resent, Trouble
 from ipc.settings import Cluster
-from ipc.wire.cluster import IDS_EACH, VERSION, Ask, Claims, Drop, Got, ItemResult, Outcome, ToBox
+from ipc.wire.cluster import (
+    IDS_EACH,
+    VERSION,
+    Ask,
+    Claims,
+    Drop,
+    Got,
+    ItemResult,
+    Outcome,
+    ToBox,
+    error_of,
+)
 
 MOST_LOSSES = 2
+MOST_LIVES = 1024
+"""Lives of boxes whose lost requests are remembered; the oldest are forgotten first."""
 LOOK_AGAIN_NS = 200_000_000
 DIED: Resent = "box died"
 """Why an item is sent again."""
@@ -211,7 +223,7 @@ class Dispatch:
         now_ns = self._now_ns()
         for item, ack in zip(claims.ids, claims.acks, strict=True):
             held = self.items.get(item)
-            if held is None:
+            if held is None or not held.may_come_from(claims.life):
                 self.drop(claims.life, item)
                 continue
             self.counts["claims", ""] += 1
@@ -230,6 +242,8 @@ class Dispatch:
             self.counts["dropped", "unknown box"] += 1
             return
         held = self.items.get(result.work_item_id)
+        if held is not None and not held.may_come_from(outcome.life):
+            held = None
         if held is not None and outcome.pieces > held.pieces and not held.future.done():
             # Pieces of the text were lost on the way. The box sends them again, and this answer behind them.
             self.ask_soon(held)
@@ -243,9 +257,7 @@ class Dispatch:
             return
         self._forget(outcome.life, held)
         if not result.success:
-            error = from_code(
-                result.error_code, result.error, retry_after_s=outcome.retry_after_s, detail=outcome.detail
-            )
+            error = error_of(result, outcome)
             stays = held.step is not None or (held.in_pieces and held.pieces)
             if result.error_code in BUSY and (not stays or isinstance(error, Draining)):
                 held.tried.add(box.life)
@@ -270,6 +282,9 @@ class Dispatch:
 
         A `large` answer takes memory of the box: the word leaves with this turn of the event loop.
         """
+        if item in self._lost.get(life, ()):
+            # The box shall hear that the item is lost, and not forget before what has run of the item.
+            return
         loop = asyncio.get_running_loop()
         if not self._got:
             loop.call_later(GOT_AFTER_S, self.say_got)
@@ -370,12 +385,16 @@ class Dispatch:
         assert held.step is not None
         if not held.future.done():
             self._lost.setdefault(life, []).append(held.id)
+            if len(self._lost) > MOST_LIVES:
+                del self._lost[next(iter(self._lost))]
             self._fail(held, SequenceLost.of(held.step.id))
 
     def _say_lost(self, life: str) -> None:
         """Tell a life, if it is alive, which requests are lost."""
         if life in self._lost and self._boxes.is_alive(life):
-            self._tell(life, Drop, self._lost.pop(life), lost=True)
+            lost = self._lost.pop(life)
+            if not self._tell(life, Drop, lost, lost=True):
+                self._lost[life] = lost
 
     def _given_back(self, ack: str) -> bool:
         try:
@@ -403,7 +422,6 @@ class Dispatch:
 
     def tick(self) -> None:
         """Ask boxes that have been silent about an item for too long; call this often."""
-        self._lost = {life: lost for life, lost in self._lost.items() if life in self._boxes.by_life}
         for life in list(self._lost):
             self._say_lost(life)
         now_ns, asked, texts = self._now_ns(), dict[str, list[str]](), list[Held]()
@@ -441,18 +459,22 @@ class Dispatch:
         if box.room_s > 0:
             self._again(held, "old")
 
-    def _tell(self, life: str, word: type[Ask | Drop | Got], items: list[str], **more: bool) -> None:
+    def _tell(self, life: str, word: type[Ask | Drop | Got], items: list[str], **more: bool) -> bool:
+        """Say a word to a life; whether there was a broker, and signs of the life."""
         box = self._boxes.by_life.get(life)
         if box is None or not box.alive:
-            return
+            return False
         try:
             for at in range(0, len(items), IDS_EACH):
                 self._sender.word(box, word(VERSION, self._router, items[at : at + IDS_EACH], **more))
         except QueueUnavailable:
-            return
+            return False
+        return True
 
     def drop(self, life: str, item: str) -> None:
         """Tell a life that nobody waits for an item. The words of one turn of the event loop leave in one message."""
+        if item in self._lost.get(life, ()):
+            return
         if not self._dropped:
             asyncio.get_running_loop().call_soon(self._say_dropped)
         self._dropped.setdefault(life, []).append(item)

@@ -50,6 +50,13 @@ class Held:
     pieces: int = 0
     step: Step | None = None
 
+    def may_come_from(self, life: str) -> bool:
+        """Whether a life of a box may claim and answer the item.
+
+        Any box may have pulled pure work from the queue. Other work is of the box that the item was sent to.
+        """
+        return life in self.boxes or not (self.in_pieces or self.step is not None)
+
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Sent(Held):

@@ -35,10 +35,16 @@ class Homes:
     """The homes of the sequences of one gateway."""
 
     def __init__(
-        self, places: Callable[[str, Choice], Places], now_ns: Callable[[], int] = time.monotonic_ns
+        self,
+        places: Callable[[str, Choice], Places],
+        pool_of: Callable[[Choice], str] = lambda choice: choice.pool,
+        now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """`places` are those of a model for a request, in a fixed order: the box, a slash and a number."""
-        self._places, self._now_ns = places, now_ns
+        """`places` are those of a model for a request, in a fixed order: the box, a slash and a number.
+
+        They follow from the pool and the bundle of a request alone. `pool_of` names the pool.
+        """
+        self._places, self._pool_of, self._now_ns = places, pool_of, now_ns
         self._changes: OrderedDict[tuple[str, Choice], deque[tuple[int, Places]]] = OrderedDict()
         """By model and choice the places, each since an instant; 0 for those at the first look."""
 
@@ -58,8 +64,12 @@ class Homes:
 
         The box is empty where no box of the roster has the model.
         """
-        step, key = work.step, (work.model, choice)
+        step = work.step
+        key = work.model, Choice(bundle=choice.bundle, pool=self._pool_of(choice))
         assert step is not None
+        if key not in self._changes and not self._places(*key):
+            # PERF: nothing is remembered of names that anybody may make up.
+            return "", None
         changes = self._note(key)
         self._changes.move_to_end(key)
         if len(self._changes) > MOST_MODELS:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from frontend.bridge.sequences import MOST_SEQUENCES, BegunSequences
-from frontend.cluster.sequences import MOST_CHANGES, Homes
+from frontend.cluster.sequences import MOST_CHANGES, MOST_MODELS, Homes
 from frontend.engine.answer import Answer
 from frontend.engine.streams import homes
 from frontend.scope import ANY_BOX, Choice
@@ -395,6 +395,73 @@ def test_what_clients_believe_lost_ends_the_sequence_at_a_box_that_comes_back(
     play(monkeypatch, scene, "a")
 
 
+def test_what_is_believed_lost_ends_the_sequence_whatever_its_box_says_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A box that stood still says that it has the request, and the result, with its first sign of life."""
+
+    async def scene(joined: Joined) -> None:
+        await begun(joined, "a", 1)
+        asked = await ask(joined, 1)
+        gateway, bridge = joined.gateway, joined.bridges["a"]
+        [item] = bridge.intake._running
+        gateway.boxes._end(gateway.boxes.by_name["a"])
+        await turn()
+        assert isinstance(asked.error, SequenceLost)
+        joined.beat("a")
+        joined.bring(words(gateway.router), encode(Claims(VERSION, "a", bridge.life, [item], [""])))
+        runs(joined, "a")[-1].say(2)
+        await turn()
+        gateway.dispatch.say_got()
+        await turn()
+        later = await ask(joined, 1)
+        assert isinstance(later.error, SequenceUnknown)
+        assert later.error.message.endswith("one of its requests was lost")
+
+    play(monkeypatch, scene, "a")
+
+
+def test_a_box_that_changes_its_broker_keeps_its_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a moment nobody listens at the subject of the box, which is no death."""
+
+    async def scene(joined: Joined) -> None:
+        await begun(joined, "a", 1)
+        joined.lose = lambda subject, data: subject.endswith(".work")
+        asked = await ask(joined, 1)
+        [item] = joined.gateway.dispatch.items
+        joined.gateway.dispatch.gone(joined.bridges["a"].life, item)
+        await turn()
+        assert not asked.task.done()
+        joined.lose = lambda subject, data: False
+        joined.beat("a")
+        joined.tick(1)
+        await turn()
+        runs(joined, "a")[-1].say(2)
+        await turn()
+        assert asked.number == 2 and len(runs(joined, "a")) == 2
+
+    play(monkeypatch, scene, "a")
+
+
+def test_a_late_copy_of_an_answered_request_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message may come by a second broker after the copy that was sent again, and after the word about its answer."""
+
+    async def scene(joined: Joined) -> None:
+        await begun(joined, "a", 1)
+        asked = await ask(joined, 1)
+        subject, data = next(each for each in reversed(joined.sent) if each[0].endswith(".work"))
+        runs(joined, "a")[-1].say(2)
+        await turn()
+        joined.gateway.dispatch.say_got()
+        await turn()
+        assert asked.number == 2 and not joined.bridges["a"].intake.kept
+        joined.bring(subject, data)
+        await turn()
+        assert len(runs(joined, "a")) == 2
+
+    play(monkeypatch, scene, "a")
+
+
 def test_a_client_that_leaves_cancels_its_step_and_keeps_its_sequence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -458,7 +525,7 @@ def test_homes_remember_the_changes_of_places() -> None:
         now_ns, places = now_ns + seconds * 10**9, to
         found.look()
 
-    found = Homes(lambda model, choice: places, lambda: now_ns)
+    found = Homes(lambda model, choice: places, now_ns=lambda: now_ns)
     name = name_for("b", "a", "b")
     work, other = step_of(name), step_of(name_for("a", "a", "b"))
     assert found.find(work, ANY_BOX) == found.find(other, ANY_BOX) == ("a", None)
@@ -475,6 +542,23 @@ def test_homes_remember_the_changes_of_places() -> None:
     assert found.find(step_of(5), Choice(pool="other"))[1] is None, "another choice has places of its own"
     box, stays_ms = found.find(other, ANY_BOX)
     assert box == "a" and stays_ms is not None, "what was forgotten counts as a change"
+
+
+def test_homes_remember_nothing_of_names_that_clients_make_up() -> None:
+    now_ns, places = 10**12, ("a/0",)
+    found = Homes(
+        lambda model, choice: places if choice.pool == "here" else (),
+        lambda choice: choice.pool or "here",
+        lambda: now_ns,
+    )
+    work = step_of(name_for("b", "a", "b"))
+    assert found.find(work, ANY_BOX) == ("a", None)
+    places = ("a/0", "b/0")
+    found.look()
+    for at in range(2 * MOST_MODELS):
+        assert found.find(work, Choice(pool=f"p{at}")) == ("", None)
+        assert found.find(work, Choice(profile=f"g{at}")) == ("b", 0), "one home for all machine profiles"
+    assert found.find(work, ANY_BOX) == found.find(work, Choice(pool="here")) == ("b", 0)
 
 
 def begun_sequences() -> tuple[BegunSequences, list[int]]:

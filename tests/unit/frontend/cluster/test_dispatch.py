@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from frontend.cluster.boxes import SHOWN_S, Box, Boxes
-from frontend.cluster.dispatch import Dispatch
+from frontend.cluster.dispatch import MOST_LIVES, Dispatch
 from frontend.cluster.items import Held
 from ipc.errors import (
     Draining,
@@ -17,6 +17,7 @@ from ipc.errors import (
     Provisioning,
     QueueFull,
     QueueUnavailable,
+    SequenceLost,
     WorkerCrashed,
 )
 from ipc.settings import Cluster
@@ -34,6 +35,7 @@ from ipc.wire.cluster import (
     ToBox,
     encode,
 )
+from ipc.wire.messages import Step
 
 CLUSTER = Cluster()
 WAIT_S = 5.0
@@ -58,7 +60,7 @@ class Stage:
         self.sent: list[tuple[str, str]] = []
         self.words: list[tuple[str, ToBox]] = []
         self.returned: list[str] = []
-        self.up, self.queue = True, False
+        self.up, self.queue, self.words_fail = True, False, False
         for name in boxes:
             self.beat(name)
 
@@ -78,6 +80,8 @@ class Stage:
         return self.queue
 
     def word(self, box: Box, word: ToBox) -> None:
+        if self.words_fail:
+            raise QueueUnavailable("down")
         self.words.append((box.life, word))
 
     def give_back(self, ack: str) -> None:
@@ -133,6 +137,49 @@ def test_the_first_answer_counts_and_later_ones_are_counted_and_dropped() -> Non
         stage.dispatch.say_got()
         assert {(life, type(word)) for life, word in stage.words} == {("a1", Got), ("b1", Got)}
         assert not stage.dispatch.items and not any(box.items for box in stage.boxes)
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("step", [Step(1), None])
+def test_work_with_a_home_is_claimed_and_answered_by_its_home_alone(step: Step | None) -> None:
+    async def scene() -> None:
+        stage = Stage("a", "b")
+        held = Held("r.1", "m", stage.now_ns + 10**10, asyncio.get_running_loop().create_future())
+        held.step, held.in_pieces = step, step is None
+        stage.dispatch.begin(held)
+        assert held.boxes == {"a1"}
+        stage.claim("b1", "r.1")
+        stage.answer("b1")
+        assert held.boxes == {"a1"} and not held.future.done()
+        stage.answer("a1")
+        assert held.future.result()[1].life == "a1"
+        stage.dispatch.end(held)
+
+    asyncio.run(scene())
+
+
+def test_a_box_hears_what_is_lost_also_after_a_while_without_a_broker_or_a_sign_of_life() -> None:
+    async def scene() -> None:
+        stage = Stage("a")
+        held = Held("r.1", "m", stage.now_ns + 10**12, asyncio.get_running_loop().create_future())
+        held.step = Step(1)
+        stage.dispatch.begin(held)
+        stage.pass_s(SHOWN_S + 2)
+        assert isinstance(held.future.exception(), SequenceLost) and not stage.boxes.by_life
+        stage.dispatch.end(held)
+        stage.beat("a")
+        stage.words_fail = True
+        stage.dispatch.tick()
+        stage.words_fail = False
+        stage.dispatch.tick()
+        stage.dispatch.tick()
+        assert stage.words == [("a1", Drop(VERSION, "r", ["r.1"], lost=True))]
+        for at in range(MOST_LIVES + 1):
+            stage.dispatch._lose(
+                Held("x", "m", 0, asyncio.get_running_loop().create_future(), step=Step(1)), f"l{at}"
+            )
+        assert len(stage.dispatch._lost) == MOST_LIVES
 
     asyncio.run(scene())
 
