@@ -14,6 +14,7 @@ import torch.nn.functional as F
 import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.harness.processor import needs_integers
 from workers.adapters.shared import proven_linears
 from workers.adapters.shared.building import parameter_bytes
 from workers.adapters.shared.proven_linears import NEAR_NUMBERS, LayerNotProven, _forms, layer_of
@@ -37,7 +38,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ROWS = 70
 FORMS = {INT8: Int8Linear, INT4: Int4Linear, FP8: MadeLinear}
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 2e-3}
-BATCHES, STEPS, LENGTH, TESTED = 16, 160, 64, 8192
+BATCHES, STEPS, LENGTH, TESTED = 16, 240, 64, 8192
 
 
 def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -137,6 +138,7 @@ def test_groups_zero_points_and_the_order_of_inputs_are_kept(
     agrees(MadeLinear(stored, None, dtype, CPU), stored, None, TOLERANCE[dtype])
 
 
+@needs_integers
 @pytest.mark.parametrize(
     "stored", [grouped(96, 32), grouped(100, 32), grouped(96, 96, order=False), grouped(96, 32, zeros=False)]
 )
@@ -150,6 +152,7 @@ def test_integers_that_no_product_takes_become_int8_by_outputs_near_their_number
     agrees(layer, stored, drawn(48).to(dtype).float(), NEAR_NUMBERS)
 
 
+@needs_integers
 @pytest.mark.parametrize(("zeros", "order"), [(False, False), (True, True)])
 @pytest.mark.parametrize("dtype", DTYPES[:2])
 def test_a_weight_whose_groups_differ_too_much_for_one_scale_has_two_and_the_log_says_why(
@@ -165,6 +168,7 @@ def test_a_weight_whose_groups_differ_too_much_for_one_scale_has_two_and_the_log
     assert layer.packed_nbytes == 2 * 48 * 96 and layer.weight.shape == (48, 96)
 
 
+@needs_integers
 @pytest.mark.parametrize("outer", [32, 100, 128])
 def test_a_narrow_layer_asks_for_more_results_than_onednn_computes_by_reference_code(outer: int) -> None:
     stored, seen = quantize(drawn(outer, 64), INT8), []
@@ -200,6 +204,7 @@ def test_a_weight_whose_groups_differ_too_much_for_two_scales_stays_and_the_log_
         assert f"layers.1.up: {form} is not used for int8 in groups of 32: numbers differ by" in caplog.text
 
 
+@needs_integers
 @pytest.mark.parametrize("kind", [INT8, INT4])
 def test_on_cards_no_weight_becomes_another(kind: str) -> None:
     stored = grouped(96, 32)
@@ -210,6 +215,7 @@ def test_on_cards_no_weight_becomes_another(kind: str) -> None:
     assert type(layer_of("a", stored, None, torch.float32, CPU)) is Int8Linear
 
 
+@needs_integers
 @pytest.mark.parametrize("kind", FORMS)
 def test_rows_of_zeros_and_of_the_least_numbers_have_results_as_others(kind: str) -> None:
     stored = quantize(drawn(96, 64), kind)
@@ -276,6 +282,7 @@ class Counted(TorchDispatchMode):
         return result
 
 
+@needs_integers
 @pytest.mark.parametrize("kind", FORMS)
 def test_a_layer_is_made_in_less_memory_than_its_numbers_have(kind: str) -> None:
     numbers = drawn(4096, 1024)
@@ -287,6 +294,7 @@ def test_a_layer_is_made_in_less_memory_than_its_numbers_have(kind: str) -> None
     assert stored.values.nbytes < counted.most - numbers.nbytes < numbers.nbytes / 2
 
 
+@needs_integers
 def test_a_weight_in_groups_becomes_int8_by_outputs_in_less_memory_than_its_numbers_have() -> None:
     stored = in_groups(drawn(4096, 1024), 32, 8)
     with torch.inference_mode(), Counted() as counted:
@@ -358,6 +366,7 @@ def parts_of(
     return made
 
 
+@needs_integers
 @torch.inference_mode()
 def test_layers_in_groups_become_one_with_the_bits_of_each() -> None:
     parts = [
@@ -370,6 +379,7 @@ def test_layers_in_groups_become_one_with_the_bits_of_each() -> None:
     assert torch.equal(whole(rows), torch.cat([part(rows) for part in parts], -1))
 
 
+@needs_integers
 @torch.inference_mode()
 @pytest.mark.parametrize("dtype", DTYPES[:2])
 @pytest.mark.parametrize("kind", [INT8, INT4])
@@ -425,6 +435,7 @@ def test_a_joined_product_that_fails_its_proof_is_not_used(
     assert merged(parts_of(INT8)) is None
 
 
+@needs_integers
 @pytest.mark.parametrize("kind", FORMS)
 def test_memory_of_a_layer_is_that_of_its_integers_and_scales(kind: str) -> None:
     outer, inner = 128, 256
@@ -474,6 +485,7 @@ def perplexity(model: Any, text: torch.Tensor) -> float:
     return math.exp(sum(float(model(input_ids=part, labels=part).loss) for part in parts) / len(parts))
 
 
+@needs_integers
 @pytest.mark.parametrize(("kind", "most"), [(INT8, 0.01), (INT4, 0.05), (FP8, 0.01)])
 def test_perplexity_of_a_model_that_has_learnt_hardly_changes(
     kind: str, most: float, learnt: tuple[Any, torch.Tensor, float]
@@ -500,6 +512,7 @@ def test_float8_stays_within_its_bound_where_the_processor_has_no_products_of_in
     assert abs(perplexity(quantized, text) / before - 1) < 0.01
 
 
+@needs_integers
 def test_float8_of_a_file_that_becomes_int8_stays_within_its_bound_of_the_dequantised_model(
     learnt: tuple[Any, torch.Tensor, float],
 ) -> None:
@@ -516,6 +529,7 @@ def test_float8_of_a_file_that_becomes_int8_stays_within_its_bound_of_the_dequan
     assert abs(perplexity(quantized, text) / perplexity(numbers, text) - 1) < 0.01
 
 
+@needs_integers
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("size", "bits", "zeros", "most"),

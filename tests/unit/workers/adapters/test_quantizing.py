@@ -18,6 +18,7 @@ from torch import nn
 from ipc.catalog.entries import BadFile
 from ipc.catalog.reading import read_entry
 from ipc.wire.messages import Ending, GenerateCall, Sampling
+from tests.harness.processor import needs_integers
 from tests.tiny import causal, chat_tokenizers, gguf_models, loras, quantized_models
 from tests.tiny.quantized_models import LAYOUTS
 from tests.unit.workers.adapters import test_causal_adapter
@@ -121,6 +122,7 @@ def test_weights_of_a_checkpoint_stay_as_they_are_where_their_kind_is_asked_for(
     stays(tmp_path, quantized_models.write(tmp_path, LAYOUTS[layout]), kind, form)
 
 
+@needs_integers
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("has_integers", [True, False])
 @pytest.mark.parametrize(
@@ -155,6 +157,7 @@ def test_weights_of_another_kind_are_quantised_anew(layout: str, kind: str, tmp_
     assert is_near(adapter, wanted) < 3e-2
 
 
+@needs_integers
 @pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("stored", "kind", "kept"),
@@ -230,6 +233,7 @@ def test_blocks_that_stay_are_the_numbers_of_the_file(kind: str, block: str, tmp
     torch.testing.assert_close(turned, read_tensor(tensor, torch.float32), rtol=1e-5, atol=1e-5)
 
 
+@needs_integers
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", [INT8, INT4, FP8])
 def test_a_load_holds_no_linear_layer_as_numbers(
@@ -259,6 +263,7 @@ def test_a_load_holds_no_linear_layer_as_numbers(
     assert math.isclose(whole, adapter.memory_bytes - adapter.engine.cache_nbytes, rel_tol=0.1)
 
 
+@needs_integers
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(("kind", "tolerance"), [(INT8, 0.02), (INT4, 0.1), (FP8, 1e-4)])
 def test_packed_steps_may_differ_by_what_the_layers_round(
@@ -281,6 +286,7 @@ def test_packed_steps_may_differ_by_what_the_layers_round(
     assert isinstance(load(tmp_path, kind, "model.gguf").engine, PlainEngine)
 
 
+@needs_integers
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", [INT8, INT4, FP8])
 def test_a_table_of_embeddings_that_is_the_head_too_has_int8(kind: str, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from ipc.wire.messages import Ending, GenerateCall, Sampling
+from tests.harness.processor import needs_integers
 from tests.tiny import chat_tokenizers, gguf_models, loras, seeing
 from tests.unit.workers.adapters.test_quantized_linears import Counted, without_integers
 from tests.unit.workers.adapters.test_quantizing import load
@@ -118,6 +119,7 @@ def test_runs_of_a_gguf_file_are_the_tensor(tmp_path: Path) -> None:
     assert torch.equal(torch.cat(runs), read_tensor(stored, torch.float32))
 
 
+@needs_integers
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("file", ["", "model.gguf"])
 @pytest.mark.parametrize("kind", [INT8, INT4])
@@ -219,6 +221,7 @@ def test_rows_in_bfloat16_meet_such_a_table(places: dict[str, Path]) -> None:
     assert float((found.float() - wanted).abs().mean() / wanted.abs().mean()) < 5e-2
 
 
+@needs_integers
 @pytest.mark.parametrize("family", ["qwen3_vl", "smolvlm"])
 def test_a_model_that_sees_has_such_a_table(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -14,6 +14,7 @@ import torch
 
 from penstock.own_models.files import CannotTell
 from penstock.own_models.places import find
+from tests.harness.processor import needs_integers
 from tests.tiny import compressed_models
 from tests.tiny.compressed_models import LAYOUTS, Layout, change
 from tests.unit.workers.adapters.test_quantized_linears import without_integers
@@ -81,6 +82,7 @@ def test_groups_of_4_and_of_8_bits_in_bytes_are_read_whichever_comes_first(
     assert differing(tmp_path, wanted) == []
 
 
+@needs_integers
 @pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("layout", "kind", "form"),
@@ -100,6 +102,7 @@ def test_weights_stay_as_they_are_where_their_kind_is_asked_for(
     stays(tmp_path, compressed_models.write(tmp_path, LAYOUTS[layout]), kind, form)
 
 
+@needs_integers
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("has_integers", [True, False])
 @pytest.mark.parametrize(
