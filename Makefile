@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp-
 PINS := pyproject.toml constraints.txt
 PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt \
-	$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) --editable
+	$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) $(PIP_OPTIONS) --editable
 PIP_ALONE = $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --no-deps
 # Told in seconds, where pip tries for minutes.
 REACH_INDEX = @$(PYTHON) -m tools.package_index $(TORCH_INDEX)
@@ -153,9 +153,10 @@ $(BIN)/python:
 
 # A larger set contains the smaller ones, so their stamps are set too.
 # For `make run` pip compiles no modules: Python compiles those that a server imports, in a third of the time.
+$(STAMP)run: PIP_OPTIONS = --no-compile
 $(STAMP)run: $(PINS) | $(BIN)/python
 	$(REACH_INDEX)
-	$(PIP_INSTALL) --no-compile '.[worker,demo,vision,siglip,gguf]'
+	$(PIP_INSTALL) '.[worker,demo,vision,siglip,gguf]'
 	@touch $@
 
 $(STAMP)dev: $(PINS) | $(BIN)/python

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import socket
 import subprocess
@@ -36,6 +37,24 @@ def test_without_a_network_a_target_ends_with_one_sentence_and_makes_nothing(
         "docs/install.md#without-internet says how packages come from a directory"
     ]
     assert "\n## Without internet\n" in (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "target", ["run", "run-chat", "test", "check", "docs", "bench", "test-fuzz", "test-real"]
+)
+def test_the_tree_with_its_extras_is_what_pip_installs_editable(target: str, tmp_path: Path) -> None:
+    if shutil.which("make") is None:
+        pytest.skip("make is not installed")
+    done = subprocess.run(
+        ["make", "--no-print-directory", "-n", target, f"VENV={tmp_path}"],
+        cwd=ROOT, capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    commands = [
+        shlex.split(line) for line in done.stdout.replace("\\\n", " ").splitlines() if "--editable" in line
+    ]
+    assert commands
+    for words in commands:
+        assert words[words.index("--editable") + 1].startswith(".["), words
 
 
 def test_a_host_that_accepts_and_never_answers_is_given_up() -> None:
