@@ -6,6 +6,7 @@ lock: files of a live owner stay. Runs when a process takes a slot, when the ser
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 from collections.abc import Collection
@@ -71,13 +72,24 @@ def sweep(paths: RunPaths) -> list[str]:
         except SlotTaken:
             continue
     removed += _sweep_tools(paths)
-    # The arbiter that sweeps holds the lock of the server.
-    others = set(paths.root.glob("*.lock")) - {paths.lock(SERVER)}
-    if not any(is_held(path) for path in others):
-        shutil.rmtree(paths.metrics(), ignore_errors=True)
-        paths.metrics().mkdir(mode=0o700, exist_ok=True)
-        _unlink(_marks(paths))
+    _sweep_metrics(paths)
     return removed
+
+
+def _sweep_metrics(paths: RunPaths) -> None:
+    """Remove the metric files and the start-up marks where no process has a slot, but for the arbiter.
+
+    A process that takes a slot meanwhile keeps its files: the sweeper holds every lock that is there, and files that
+    came later stay.
+    """
+    left = [*paths.metrics().glob("*"), *_marks(paths)]
+    with contextlib.ExitStack() as held:
+        try:
+            for lock in set(paths.root.glob("*.lock")) - {paths.lock(SERVER)}:
+                held.enter_context(SlotLock(lock))
+        except SlotTaken:
+            return
+        _unlink(left)
 
 
 def _sweep_tools(paths: RunPaths) -> list[str]:
@@ -115,5 +127,6 @@ def forget(paths: RunPaths, dirs: Collection[str] = ()) -> None:
             shutil.rmtree(directory, ignore_errors=True)
     store.begin(paths)
     _unlink([*_marks(paths), *paths.control().iterdir()])
-    shutil.rmtree(paths.wishes(), ignore_errors=True)
-    paths.wishes().mkdir(mode=0o700, exist_ok=True)
+    # The directories stay, since a process that starts meanwhile relies on them.
+    for path in paths.wishes().glob("*"):
+        remove_tree(path)

@@ -15,7 +15,6 @@ import os
 import secrets
 import signal
 import sys
-import time
 from typing import TYPE_CHECKING
 
 from ipc import logs, settings, sweep
@@ -23,7 +22,7 @@ from ipc.errors import ConfigError, MachineUnfit
 from ipc.memory.arena import Arena
 from ipc.metrics import registry as metrics
 from ipc.processes import starting as processes
-from ipc.processes.liveness import SlotLock, SlotTaken
+from ipc.processes.liveness import SlotTaken, take_slot
 from ipc.processes.paths import prepare_run_dir
 from workers import foreign, spare
 from workers.repository import catalog_files
@@ -36,7 +35,6 @@ log = logging.getLogger(__name__)
 EXIT_CONFIG = 3
 EXIT_UNFIT = 5
 EXIT_BUG = 70
-SLOT_WAIT_S = 2.0
 SWITCH_S = 0.0002
 
 
@@ -59,7 +57,7 @@ def main(argv: list[str] | None = None) -> int:
         logs.configure(config.log, f"worker-{options.slot}")
         processes.title(f"worker {options.slot}")
         prepare_run_dir(config.paths)
-        with _take_slot(config, options.slot):
+        with take_slot(config.paths.lock(f"worker-{options.slot}")):
             _serve(config, options.slot, options.life_fd)
     except (ConfigError, SlotTaken) as error:
         _refuse(f"worker {options.slot}: {error.message}")
@@ -79,18 +77,6 @@ def _refuse(message: str) -> None:
         logs.flush()
     else:
         sys.stderr.write(f"{message}\n")
-
-
-def _take_slot(config: settings.Settings, slot: int) -> SlotLock:
-    """The lock of this slot; a sweep may hold it for a moment. Raises `SlotTaken` when another worker has it."""
-    until = time.monotonic() + SLOT_WAIT_S
-    while True:
-        try:
-            return SlotLock(config.paths.lock(f"worker-{slot}"))
-        except SlotTaken:
-            if time.monotonic() > until:
-                raise
-            time.sleep(0.05)
 
 
 def _serve(config: settings.Settings, slot: int, life_fd: int) -> None:

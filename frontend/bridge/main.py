@@ -25,7 +25,7 @@ from ipc.errors import ConfigError
 from ipc.metrics import registry as metrics
 from ipc.metrics.cluster import BridgeMetrics
 from ipc.processes import starting as processes
-from ipc.processes.liveness import SlotLock, SlotTaken
+from ipc.processes.liveness import SlotTaken, take_slot
 from ipc.processes.paths import prepare_run_dir
 from ipc.settings import Settings
 from ipc.store.store import Store
@@ -48,7 +48,7 @@ def main() -> int:
             raise ConfigError("cluster.urls: expected the brokers that the bridge shall join, got none")
         brokers.check(config)
         prepare_run_dir(config.paths)
-        with SlotLock(config.paths.lock(NAME)):
+        with take_slot(config.paths.lock(NAME)):
             sweep.sweep_inputs(config.paths, NAME)
             metrics.configure(config.paths, NAME)
             try:

@@ -1,6 +1,6 @@
 """Tells living processes from dead ones: slot locks, process descriptors, start times, life pipes.
 
-- `SlotLock`: an flock that the kernel drops when its holder dies, SIGKILL included.
+- `SlotLock`: an flock that the kernel drops when its holder dies, SIGKILL included; `take_slot` outwaits a sweep.
 - `lock_on`: an flock around one change of shared state, awaited without blocking the event loop.
 - `open_pidfd`: a descriptor that becomes readable when the process dies, checked against its start time so that a
   recycled pid is never taken for the old process.
@@ -34,6 +34,8 @@ _lasting = 0, 0
 """The process and the id of its lasting thread."""
 LOOK_EVERY_S = 0.02
 """Pause between two tries of a lock that another process holds."""
+SLOT_WAIT_S = 2.0
+"""How long a process that starts waits for the lock of its slot."""
 
 
 class SlotTaken(PenstockError):
@@ -116,6 +118,18 @@ def _is_taken(lock: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def take_slot(path: Path) -> SlotLock:
+    """The lock at `path`; a sweep may hold the lock for a moment. Raises `SlotTaken` when another process has it."""
+    until = time.monotonic() + SLOT_WAIT_S
+    while True:
+        try:
+            return SlotLock(path)
+        except SlotTaken:
+            if time.monotonic() > until:
+                raise
+            time.sleep(LOOK_EVERY_S)
 
 
 def lowest_free_slot(directory: Path, prefix: str, limit: int = 256) -> tuple[int, SlotLock]:

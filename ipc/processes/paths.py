@@ -210,15 +210,7 @@ def _empty(folder: int, root: int, level: int) -> bool:
 def make_private(*directories: Path) -> None:
     """Make the directories that are missing, each with mode 0700; directories above them get the usual mode."""
     for directory in directories:
-        while True:
-            try:
-                directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-            except FileExistsError:
-                # The sweep of a start may have removed the directory in between; anything else of that name stays.
-                if os.path.lexists(directory) and not directory.is_dir():
-                    raise
-            else:
-                break
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
 
 
 def default_run_root(instance: str) -> Path:

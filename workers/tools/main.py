@@ -19,7 +19,7 @@ from ipc import logs, mcp_servers, settings
 from ipc.errors import ConfigError, MachineUnfit
 from ipc.metrics import registry as metrics
 from ipc.processes import starting as processes
-from ipc.processes.liveness import SlotLock, SlotTaken, kill_sandboxes
+from ipc.processes.liveness import SlotTaken, kill_sandboxes, take_slot
 from ipc.processes.paths import TOOLS, prepare_run_dir, prepare_tools_dir, remove_tree
 from ipc.settings import Settings
 from workers.tools import layers
@@ -47,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
         logs.configure(config.log, TOOLS)
         processes.title("tool host")
         prepare_run_dir(config.paths)
-        with SlotLock(config.paths.lock(TOOLS)):
+        with take_slot(config.paths.lock(TOOLS)):
             _serve(config, options.life_fd)
     except (ConfigError, SlotTaken) as error:
         if logging.getLogger().handlers:

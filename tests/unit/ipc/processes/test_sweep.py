@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import stat
+import time
 from pathlib import Path
 
 import pytest
 
 from ipc.errors import ConfigError
 from ipc.memory.arena import Arena
-from ipc.processes.liveness import SlotLock
+from ipc.processes.liveness import SLOT_WAIT_S, SlotLock, SlotTaken, take_slot
 from ipc.processes.paths import SERVER, RunPaths, prepare_run_dir
-from ipc.sweep import forget, sweep, sweep_slot
+from ipc.sweep import _unlink, forget, sweep, sweep_slot
 
 
 @pytest.fixture
@@ -126,6 +128,61 @@ def test_metric_files_go_only_when_nobody_is_alive(paths: RunPaths) -> None:
     sweep(paths)
     assert not metric.exists()
     assert paths.metrics().is_dir()
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["lock-of-an-earlier-life", "first-life"])
+def test_a_worker_that_starts_during_a_sweep_keeps_its_metric_files(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    """The worker starts after the sweeper has looked at the last lock, before files go."""
+    old, new = paths.metrics() / "counter_worker-1.db", paths.metrics() / "counter_worker-0.db"
+    old.write_bytes(b"x")
+    if known:
+        paths.lock("worker-0").touch()
+    taken: list[SlotLock] = []
+
+    def start_first(files: list[Path]) -> list[str]:
+        if old in files:
+            with contextlib.suppress(SlotTaken):
+                taken.append(SlotLock(paths.lock("worker-0")))
+                new.write_bytes(b"x")
+        return _unlink(files)
+
+    monkeypatch.setattr("ipc.sweep._unlink", start_first)
+    sweep(paths)
+    assert not old.exists()
+    assert bool(taken) is not known
+    with contextlib.nullcontext() if taken else SlotLock(paths.lock("worker-0")):
+        assert new.exists() is bool(taken)
+
+
+def test_directories_that_a_starting_process_relies_on_outlast_a_sweep(paths: RunPaths) -> None:
+    shared = (paths.metrics(), paths.wishes(), paths.control(), paths.store())
+    for directory in shared:
+        (directory / "old").touch()
+    (paths.wishes() / "model" / "1").mkdir(parents=True)
+    before = {directory: directory.stat().st_ino for directory in shared}
+    sweep(paths)
+    forget(paths)
+    assert {directory: directory.stat().st_ino for directory in shared} == before
+    assert not any([*paths.metrics().iterdir(), *paths.wishes().iterdir()])
+
+
+def test_a_process_that_starts_outwaits_a_sweep_but_no_live_owner(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweeper, clock = SlotLock(paths.lock("bridge-0")), [0.0]
+
+    def pause(seconds: float) -> None:
+        clock[0] += seconds
+        if clock[0] > SLOT_WAIT_S / 2:
+            sweeper.release()
+
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(time, "sleep", pause)
+    with take_slot(paths.lock("bridge-0")), pytest.raises(SlotTaken):
+        take_slot(paths.lock("bridge-0"))
+    assert SLOT_WAIT_S <= clock[0] <= 2 * SLOT_WAIT_S
 
 
 def test_a_sweep_leaves_the_locks_free(paths: RunPaths) -> None:
