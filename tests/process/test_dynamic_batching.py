@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,8 +16,10 @@ import pytest
 from frontend.engine.local.client import Client
 from ipc import deadline
 from ipc.errors import DeadlineExceeded
-from ipc.memory.arena import ArenaView
+from ipc.metrics import registry as metrics
 from ipc.wire.messages import Work
+from tests.fakes.holding import holding
+from tests.fakes.program import BEGUN
 from tests.harness.tensors import call_of, infer, read, request_of
 from tests.harness.worker import Options, Workers, program, tensor, workers
 
@@ -45,10 +49,13 @@ MODELS = {
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
-    """One worker with all of them; its batches are recorded, and bulk work never passes queries."""
+    """One worker with all of them; its batches are recorded.
+
+    Bulk work never passes queries, and no batch is cut because its model was slow before.
+    """
     directory = tmp_path_factory.mktemp("batching")
     models = {name: options | {"record": str(directory / name)} for name, options in MODELS.items()}
-    with workers(directory, models, batch__starve_after_s=60) as found:
+    with workers(directory, models, batch__starve_after_s=60, batch__turn_s=60) as found:
         yield found
 
 
@@ -119,28 +126,42 @@ def test_a_deadline_within_the_delay_ends_the_request_and_frees_its_place(runnin
     use(running, work)
 
 
-async def _while_busy(running: Workers, client: Client, *requests: tuple[Work, Any]) -> list[int]:
-    """The requests are sent in this order while the device is busy; their values in the order of the answers."""
-    blocker = asyncio.create_task(send(client, asked("prompt", -1, sleep_ms=2000)))
-    [path] = running.paths.arenas(0)
-    view, until = ArenaView(path, path.name.rpartition(".")[2]), deadline.after(20)
-    while not view.flight():
-        deadline.check(until, "before the device was busy")
-        await asyncio.sleep(0.005)
+def waiting(running: Workers, model: str) -> int:
+    """Items of a model that wait for the device, as the worker last reported."""
+    lines = metrics.render(running.paths).decode().splitlines()
+    found = [re.match(rf'penstock_queue_depth\{{.*model="{model}".*\}} (\S+)', line) for line in lines]
+    return sum(int(float(match[1])) for match in found if match)
+
+
+async def _while_busy(running: Workers, client: Client, hold: Path, *requests: tuple[Work, Any]) -> list[int]:
+    """All requests, of one model, wait before the device is free; their values in the order of the answers."""
+    blocker = asyncio.create_task(send(client, asked("prompt", -1, hold=str(hold))))
     answers: list[int] = []
 
     async def note(request: tuple[Work, Any]) -> None:
         answers.append(await send(client, request))
 
-    await asyncio.gather(*(note(request) for request in requests))
-    await blocker
+    until = deadline.after(60)
+
+    async def wait_for(reached: Callable[[], bool], what: str) -> None:
+        while not reached():
+            deadline.check(until, what)
+            await asyncio.sleep(0.01)
+
+    await wait_for(Path(f"{hold}{BEGUN}").exists, "before the device was busy")
+    tasks = [asyncio.create_task(note(request)) for request in requests]
+    model = requests[0][0].model
+    await wait_for(lambda: waiting(running, model) == len(requests), "before all requests waited")
+    await asyncio.to_thread(hold.unlink)
+    await asyncio.gather(blocker, *tasks)
     return answers
 
 
-def test_preferred_sizes_bound_batches_where_nothing_waits(running: Workers) -> None:
+def test_preferred_sizes_bound_batches_where_nothing_waits(running: Workers, tmp_path: Path) -> None:
     async def work(client: Client) -> None:
         before = batches_of(running, "bounded")
-        await _while_busy(running, client, *(asked("bounded", at) for at in range(7)))
+        with holding(tmp_path) as hold:
+            await _while_busy(running, client, hold, *(asked("bounded", at) for at in range(7)))
         assert [len(batch) for batch in batches_of(running, "bounded")[len(before) :]] == [4, 2, 1]
 
     use(running, work)
@@ -148,14 +169,15 @@ def test_preferred_sizes_bound_batches_where_nothing_waits(running: Workers) -> 
 
 @pytest.mark.parametrize(("model", "expected"), [("prompt", [2, 1]), ("ordered", [1, 2])])
 def test_answers_keep_the_order_of_the_requests_only_where_that_is_configured(
-    running: Workers, model: str, expected: list[int]
+    running: Workers, tmp_path: Path, model: str, expected: list[int]
 ) -> None:
     async def work(client: Client) -> None:
         # The shapes differ, so that they are two batches, of which the interactive one goes first.
         slow = asked(model, 1, "bulk", sleep_ms=100)
         two = {"INPUT0": ("INT32", np.full((8, 1), 2, np.int32))}
         quick = request_of(model, *call_of(two, ["OUTPUT0"]))
-        assert await _while_busy(running, client, slow, quick) == expected
+        with holding(tmp_path) as hold:
+            assert await _while_busy(running, client, hold, slow, quick) == expected
 
     use(running, work)
 
