@@ -16,13 +16,13 @@ MOST_UNDER_WAY = 256
 
 
 class Relay:
-    """Connections to `port` of 127.0.0.1, joined to `target` there.
+    """Connections to `port` of 127.0.0.1, joined to the first of `targets` there that listens, as by a balancer.
 
     `delay_s` is added each way. `there` carries bytes to the target, `back` carries bytes from the target.
     """
 
-    def __init__(self, target: int) -> None:
-        self._target, self.port, self.delay_s = target, 0, 0.0
+    def __init__(self, *targets: int) -> None:
+        self._targets, self.port, self.delay_s = targets, 0, 0.0
         self._loop = asyncio.new_event_loop()
         self._there, self._back = asyncio.Event(), asyncio.Event()
         self._pumps: set[asyncio.Task[None]] = set()
@@ -68,9 +68,11 @@ class Relay:
         await asyncio.gather(*self._pumps, return_exceptions=True)
 
     async def _joined(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target)
-        except OSError:
+        for target in self._targets:
+            with contextlib.suppress(OSError):
+                far_reader, far_writer = await asyncio.open_connection("127.0.0.1", target)
+                break
+        else:
             writer.transport.abort()
             return
         for source, sink, carries in (
@@ -116,9 +118,9 @@ class Relay:
 
 
 @contextlib.contextmanager
-def relay(target: int) -> Iterator[Relay]:
+def relay(*targets: int) -> Iterator[Relay]:
     """A relay that carries; afterwards its thread has ended."""
-    one = Relay(target)
+    one = Relay(*targets)
     one.start()
     try:
         yield one
