@@ -95,8 +95,10 @@ class RequestScope(msgspec.Struct, eq=False):
     `loaded_ns` is when a model of generated text was found loaded, of `time.perf_counter_ns`, 0 before.
     `names_deadline`: the caller has bounded the whole request.
     `session_id` is the session in which tools of the server run, empty for a request without such tools.
-    `worker` is the worker that ran the work last. `http` is the record of a counted HTTP request. Requests of tensors
-    fill `inference`, which `frontend.records.finishing` counts. `choice` is for the engine of a cluster alone.
+    `published_ms` is the time until the work of a gateway had left for a box, `fetched_ms` that in which the box got
+    inputs that no message holds; of a request in pieces the longest. `worker` is the worker that ran the work last.
+    `http` is the record of a counted HTTP request. Requests of tensors fill `inference`, which
+    `frontend.records.finishing` counts. `choice` is for the engine of a cluster alone.
     """
 
     request_id: str
@@ -124,6 +126,8 @@ class RequestScope(msgspec.Struct, eq=False):
     worker: str = ""
     names_deadline: bool = False
     choice: Choice = ANY_BOX
+    published_ms: float = 0.0
+    fetched_ms: float = 0.0
 
     def names(self, model: str) -> None:
         """The body of the request names this model."""

@@ -479,6 +479,7 @@ class Cluster(Section, frozen=True):
     `name` stands before all names at the brokers. `box` "" = the name of the host. Secrets are in files alone.
     `profiles` are the machine profiles of the cluster, for a gateway; () = those of the boxes that are there.
     `lane` `auto` = the queue while the queue has no trouble. `transfer_bind` "" = large bytes go through the brokers.
+    `payload_store` is the directory where other producers put inputs of their items; "" = such items are refused.
     """
 
     urls: tuple[BrokerUrl, ...] = ()
@@ -496,6 +497,7 @@ class Cluster(Section, frozen=True):
     bundle: PoolName = "default"
     profiles: tuple[MachineProfile, ...] = ()
     lane: Literal["auto", "queue", "direct"] = "auto"
+    payload_store: str = ""
     transfer_bind: PeerAddress = ""
     transfer_advertise: PeerAddress = ""
     max_transfers: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 64

@@ -101,6 +101,7 @@ class Answering:
         until_ns = deadline.after(carried.left_ms / 1e3 - aged_s)
         start_by_ns = deadline.after(carried.start_left_ms / 1e3 - aged_s)
         raw_work, payload = await self._inputs(carried)
+        fetched_ms = 0.0 if carried.large is None else (time.monotonic_ns() - arrived_ns) / 1e6
         work = read_work(raw_work)
         scope = scope_of_ids(work.request_id, "", self._settings.limits)
         scope.deadline_ns = until_ns
@@ -136,7 +137,7 @@ class Answering:
             parts, sizes = self._copied([memoryview(encode(plain)), *views])
             answer.check()
         outcome = await self._told(running, carried, parts, sizes, answer.uuid)
-        return self._results.answered(item, plain, outcome, answer.worker)
+        return self._results.answered(item, plain, outcome, answer.worker, fetched_ms)
 
     def _copied(self, parts: list[memoryview]) -> tuple[list[bytes], list[int]]:
         """Copies of the parts of an answer, of large ones a single copy of all; and the sizes of the parts.

@@ -6,12 +6,16 @@
    then the delivery is acknowledged. Meanwhile the queue is told that the item needs more time.
 3. Another delivery of an item that runs is acknowledged with the first one. Producers make the ids of items, so an
    item is told by its id and its reply subject together.
+4. Inputs that a producer put into a store of payloads are read from the directory `cluster.payload_store`. The producer
+   removes them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import stat
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +24,7 @@ from frontend.access.gate import Gate
 from frontend.bridge.intake import ACK, NAK, POISON, WORKING, Dead, Send
 from frontend.bridge.meter import Meter
 from frontend.engine.interface import Engine, Models
+from frontend.http.rendering import off_loop
 from frontend.protocols.sie.encode import EncodeResource
 from frontend.protocols.sie.errors import contract_code
 from frontend.protocols.sie.extract import ExtractResource
@@ -28,12 +33,12 @@ from frontend.protocols.sie.score import ScoreResource
 from frontend.scope import RequestScope, scope_of_ids
 from frontend.services import Services
 from ipc import deadline
-from ipc.errors import ModelNotFound, ModelNotLoaded, PenstockError, ResourceExhausted
+from ipc.errors import InvalidInput, ModelNotFound, ModelNotLoaded, PenstockError, ResourceExhausted
 from ipc.logs import Seldom
 from ipc.settings import Settings
 from ipc.wire.cluster import Item, ItemResult, encode
 from ipc.wire.cluster_names import INBOX
-from ipc.wire.foreign_items import LOAD, body_of, part_of, read_foreign
+from ipc.wire.foreign_items import LOAD, Foreign, body_of, named_payload, part_of, read_foreign, with_payload
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +58,26 @@ def may_hear(subject: str) -> bool:
     """Whether a result may be published on a subject: an inbox, without wildcards."""
     is_subject = subject.isprintable() and len(subject) <= MOST_REPLY and not set(subject) & set("*> ")
     return is_subject and subject.startswith(f"{INBOX}.")
+
+
+def _opened(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+
+def payload_in(store: str, name: str, most_nbytes: int) -> bytes:
+    """The bytes of a file of a store of payloads; no link is followed. Raises `InvalidInput`."""
+    try:
+        with open(f"{store}/{name}", "rb", opener=_opened) as file:
+            is_file = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+            # The file may grow while it is read.
+            data = file.read(most_nbytes + 1) if is_file else b""
+    except OSError as error:
+        raise InvalidInput(f"payload_ref: {name[:64]!a} cannot be read from the store of payloads") from error
+    if not is_file:
+        raise InvalidInput(f"payload_ref: {name[:64]!a} is no file of the store of payloads")
+    if len(data) > most_nbytes:
+        raise InvalidInput(f"payload_ref: {name[:64]!a} has over {most_nbytes} bytes (limits.max_body_bytes)")
+    return data
 
 
 def _key(item: Item) -> tuple[str, str]:
@@ -112,9 +137,14 @@ class ForeignItems:
         began, limits = time.monotonic(), self._settings.limits
         scope = scope_of_ids(item.request_id, "", limits)
         scope.deadline_ns = deadline.after(limits.request_timeout_s - aged_s)
-        result, error = b"", None
+        result, error, fetched_ms = b"", None, 0.0
         try:
-            result = await self._answer(scope, data)
+            asked = read_foreign(data)
+            name = named_payload(asked, self._settings.cluster.payload_store)
+            if name:
+                asked = await self._with_payload(asked, name)
+                fetched_ms = (time.monotonic() - began) * 1e3
+            result = await self._answer(scope, asked)
             if len(result) > most_nbytes - SLACK_NBYTES:
                 raise ResourceExhausted(f"the result has {len(result)} bytes, more than a message may have")
         except PenstockError as failure:
@@ -131,11 +161,15 @@ class ForeignItems:
             self._meter.inflight.inc(-1)
         spent_ms = (time.monotonic() - began) * 1e3
         self._meter.ended(item.model_id, item.operation, spent_ms / 1e3)
-        self._send(item.reply_subject, encode(self._told(item, scope, result, error, aged_s, spent_ms)))
+        told = self._told(item, scope, result, error, aged_s, spent_ms, fetched_ms)
+        self._send(item.reply_subject, encode(told))
         self._settle(running.acks, ACK)
 
-    async def _answer(self, scope: RequestScope, data: bytes) -> bytes:
-        asked = read_foreign(data)
+    async def _with_payload(self, asked: Foreign, name: str) -> Foreign:
+        store, most_nbytes = self._settings.cluster.payload_store, self._settings.limits.max_body_bytes
+        return with_payload(asked, await off_loop(payload_in, store, name, most_nbytes))
+
+    async def _answer(self, scope: RequestScope, asked: Foreign) -> bytes:
         if asked.operation == LOAD:
             entry = self._models.find(asked.model)
             await self._models.ensure_loaded(entry.id, scope.deadline_ns)
@@ -152,6 +186,7 @@ class ForeignItems:
         error: PenstockError | None,
         aged_s: float,
         spent_ms: float,
+        fetched_ms: float,
     ) -> ItemResult:
         phases = scope.phases
         box = self._settings.cluster.box_name
@@ -169,4 +204,5 @@ class ForeignItems:
             spent_ms,
             phases.get("tokenize", 0.0),
             phases.get("copy", 0.0),
+            fetched_ms,
         )

@@ -27,8 +27,10 @@ class Results:
         """Our own part of a result: an answer in three parts, by a device with this uuid."""
         return Outcome(VERSION, self._box, self._life, carried.attempt, uuid, result, data, loose)
 
-    def answered(self, item: Item, result: Result, outcome: Outcome, worker: str) -> ItemResult:
-        """The answer of a worker."""
+    def answered(
+        self, item: Item, result: Result, outcome: Outcome, worker: str, fetched_ms: float = 0.0
+    ) -> ItemResult:
+        """The answer of a worker; inputs that no message holds came within `fetched_ms`."""
         timing = result.timing
         return ItemResult(
             item.work_item_id,
@@ -40,6 +42,7 @@ class Results:
             queue_ms=timing.queue_ns / 1e6,
             tokenization_ms=timing.prepare_ns / 1e6,
             postprocessing_ms=timing.copy_ns / 1e6,
+            payload_fetch_ms=fetched_ms,
             penstock=outcome,
         )
 

@@ -50,8 +50,9 @@ class ClusterEngine(Engine):
         start_by_ns: int,
         others: Collection[str] = (),
         choice: Choice = ANY_BOX,
+        scope: RequestScope | None = None,
     ) -> tuple[ItemResult, Outcome, memoryview | None]:
-        """The answer to an item, and the bytes that its outcome offers.
+        """The answer to an item, and the bytes that its outcome offers; `scope` learns how long the item took to leave.
 
         Raises the error of the box, `DeadlineExceeded` soon after the deadline, and the errors of `Gateway.item`.
         """
@@ -59,7 +60,11 @@ class ClusterEngine(Engine):
         sent = gateway.item(kind, work, payload, deadline_ns, start_by_ns, others, choice)
         try:
             async with asyncio.timeout(deadline.remaining_s(deadline_ns) + GRACE_NS / 1e9):
+                began_ns = time.monotonic_ns()
                 await gateway.post(sent)
+                if scope is not None:
+                    posted_ms = (time.monotonic_ns() - began_ns) / 1e6
+                    scope.published_ms = max(scope.published_ms, posted_ms)
                 while True:
                     result, outcome = await sent.future
                     if outcome.large is None:
@@ -100,8 +105,9 @@ class ClusterEngine(Engine):
         kind = RUN if work.step is None else STEP
         async with self._turns.take(work, scope.waits_until_ns):
             result, outcome, whole = await self._call(
-                kind, work, raw, scope.deadline_ns, scope.waits_until_ns, choice=scope.choice
+                kind, work, raw, scope.deadline_ns, scope.waits_until_ns, choice=scope.choice, scope=scope
             )
+        scope.fetched_ms = max(scope.fetched_ms, result.payload_fetch_ms)
         at, end = outcome.result_nbytes, outcome.result_nbytes + outcome.data_nbytes
         if whole is None:
             found, data, loose = (memoryview(part) for part in (outcome.result, outcome.data, outcome.loose))

@@ -1,6 +1,8 @@
 """Items that another program than a gateway of ours puts into a queue, in the form of SIE's gateway.
 
 1. `read_foreign` reads the fields of SIE beside those of `cluster.Item`. What a caller gave stays as it came (`Raw`).
+   Inputs that lie in a store of payloads are read by the name that `named_payload` finds, and `with_payload` takes the
+   bytes in.
 2. `body_of` makes the msgpack body of the route of the item's operation, whose checks then hold for the item.
 3. `part_of` finds in the answer of that route what SIE expects of one item.
 """
@@ -15,6 +17,8 @@ from ipc.errors import InvalidInput, ProtocolError
 
 LOAD = "load"
 """Operation of an item without input, which asks to have its model loaded."""
+MOST_NAME = 255
+"""Characters of the name of a file."""
 OPERATIONS = ("encode", "score", "extract")
 _SHOWN = 64
 _NONE = msgspec.Raw(b"\xc0")
@@ -48,11 +52,17 @@ class _Items(msgspec.Struct):
     items: list[msgspec.Raw]
 
 
+class _Pair(msgspec.Struct):
+    query: msgspec.Raw = _NONE
+    items: msgspec.Raw = _NONE
+
+
 class _Scores(msgspec.Struct):
     scores: msgspec.Raw
 
 
 _foreign = msgspec.msgpack.Decoder(Foreign)
+_pair, _raw = msgspec.msgpack.Decoder(_Pair), msgspec.msgpack.Decoder(msgspec.Raw)
 _items, _scores = msgspec.msgpack.Decoder(_Items), msgspec.msgpack.Decoder(_Scores)
 _encoder = msgspec.msgpack.Encoder()
 
@@ -65,10 +75,49 @@ def read_foreign(data: bytes) -> Foreign:
         raise ProtocolError(f"undecodable item: {error}") from error
 
 
+def named_payload(asked: Foreign, store: str) -> str:
+    """The file of the directory `store` that has the inputs of an item; empty where the item itself has the inputs.
+
+    Producers name the file, or `store` and the file. Raises `InvalidInput` for any other place.
+    """
+    in_pairs = asked.operation == "score"
+    field = "query_payload_ref" if in_pairs else "payload_ref"
+    reference = asked.query_payload_ref if in_pairs else asked.payload_ref
+    if not reference or (asked.query_item if in_pairs else asked.item) != _NONE:
+        return ""
+    if not store:
+        raise InvalidInput(
+            f"{field}: this box reads no store of payloads (cluster.payload_store); send the item itself"
+        )
+    place, _, name = reference.rpartition("/")
+    is_name = (
+        name not in ("", ".", "..") and len(name) <= MOST_NAME and name.isprintable() and "\\" not in name
+    )
+    if not is_name or (place and place.rstrip("/") != store.rstrip("/")):
+        raise InvalidInput(
+            f"{field}: {reference[:_SHOWN]!a}: expected the name of a file of the store of payloads"
+        )
+    return name
+
+
+def with_payload(asked: Foreign, payload: bytes) -> Foreign:
+    """An item with its inputs, from the bytes that its reference names: an item, or query and items of a score.
+
+    Raises `InvalidInput` for other bytes.
+    """
+    try:
+        if asked.operation == "score":
+            pair = _pair.decode(payload)
+            return msgspec.structs.replace(asked, query_item=pair.query, score_items=pair.items)
+        return msgspec.structs.replace(asked, item=_raw.decode(payload))
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise InvalidInput(
+            f"payload_ref: the payload is no msgpack of an item: {str(error)[:_SHOWN]}"
+        ) from error
+
+
 def body_of(asked: Foreign) -> bytes:
     """The body of the route of the operation. Raises `InvalidInput` for what no route takes."""
-    if asked.payload_ref or asked.query_payload_ref:
-        raise InvalidInput("payload_ref: this box reads no store of payloads; send the item itself")
     if asked.operation == "score":
         needed = {"query_item": asked.query_item, "score_items": asked.score_items}
         body: dict[str, Any] = {"query": asked.query_item, "items": asked.score_items}

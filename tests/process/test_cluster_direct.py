@@ -306,6 +306,10 @@ def test_inputs_and_answers_that_fit_into_no_message_come_whole(near: Server) ->
     answer = near.encode("fake/echo", texts)
     for at in (0, 29):
         assert np.allclose(vector(answer, at), vector_of(texts[at], 16), atol=1e-6)
+    # One text is not cut into pieces, so the box gets the text beside the message.
+    whole = near.encode("fake/echo", ["w" * (600 << 10)])
+    assert np.allclose(vector(whole, 0), vector_of("w" * (600 << 10), 16), atol=1e-6)
+    assert float(whole.headers["x-payload-fetch-time"]) > 0
     many = near.encode("fake/tokens", ["word " * 100] * 2, output_types=["multivector"])
     assert many.status == 200, many.body[:300]
     rows = [np.asarray(item["multivector"]["values"], np.float32) for item in many.json()["items"]]

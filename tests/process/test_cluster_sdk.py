@@ -132,7 +132,8 @@ def test_the_client_is_told_what_is_wrong_and_what_is_unknown(told: Any) -> None
 def test_an_answer_names_its_box(near: Server) -> None:
     headers = near.encode("fake/echo", ["x"]).headers
     assert headers["x-sie-worker"] == "a/worker-0"
-    assert float(headers["x-queue-wait-time"]) >= 0
+    assert float(headers["x-queue-wait-time"]) >= 0 and float(headers["x-queue-publish-time"]) > 0
+    assert "x-payload-fetch-time" not in headers
     assert headers["x-sie-request-id"] == headers["x-request-id"]
 
 

@@ -40,6 +40,7 @@ from frontend.protocols.sie.schemas import (
     is_msgpack,
     read,
     read_aside,
+    read_loosely,
     unknown_fields,
 )
 from frontend.scope import Choice, RequestScope
@@ -235,6 +236,18 @@ def headers_of(phases: Mapping[str, float], cache_hits: int | None) -> list[tupl
     return headers
 
 
+def _headers_of_gateway(scope: RequestScope, queue_ms: str) -> list[tuple[str, str]]:
+    """What a gateway tells besides: the box, and times of the way there in milliseconds; `queue_ms` at the box."""
+    headers = [
+        ("X-SIE-Worker", scope.worker),
+        ("X-Queue-Publish-Time", f"{scope.published_ms:.2f}"),
+        ("X-Queue-Wait-Time", queue_ms),
+    ]
+    if scope.fetched_ms > 0:
+        headers.append(("X-Payload-Fetch-Time", f"{scope.fetched_ms:.2f}"))
+    return headers
+
+
 def total_header(total_ms: float) -> tuple[str, str]:
     """The timing header of the total."""
     return "X-Total-Time", f"{total_ms:.2f}"
@@ -338,9 +351,11 @@ class InferenceResource(InferenceRoute, Generic[R, P]):
         if not model and (req.uri_template or "").endswith(PATH_MODEL):
             raise ModelNotFound("the path names no model")
         services = self.services
+        reader = read
         if services.settings.is_gateway:
             scope.choice = choice_of(req, services)
             model = without_bundle(scope, model)
+            reader = read_loosely
         else:
             check_machine_profile(req, services)
         scope.model = model
@@ -349,7 +364,7 @@ class InferenceResource(InferenceRoute, Generic[R, P]):
         if small is not None:
             with services.bodies.holding(len(small)):
                 try:
-                    request = read(small, sent, self.body, services.settings.limits)
+                    request = reader(small, sent, self.body, services.settings.limits)
                 except InvalidInput:
                     self._name(scope, model, small, sent)
                     raise
@@ -359,7 +374,7 @@ class InferenceResource(InferenceRoute, Generic[R, P]):
             return
         async with services.bodies.receive(req, scope.deadline_ns) as body:
             try:
-                request = await read_aside(body, sent, self.body, services.settings.limits)
+                request = await read_aside(body, sent, self.body, services.settings.limits, reader)
             except InvalidInput:
                 await off_loop_if(is_large(body), self._name, scope, model, body, sent)
                 raise
@@ -423,7 +438,7 @@ class InferenceResource(InferenceRoute, Generic[R, P]):
             resp.content_type = media_type(form.json)
             times = headers_of(scope.phases, scope.cache_hits)
             if self.services.settings.is_gateway and scope.worker:
-                times += [("X-SIE-Worker", scope.worker), ("X-Queue-Wait-Time", times[0][1])]
+                times += _headers_of_gateway(scope, times[0][1])
             scope.phases["total"] = total = scope.elapsed_ms()
             resp.set_headers([*times, total_header(total)])
             send_parts(resp, parts, reply, self.services)

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
-from typing import Annotated, Any, Literal, Protocol, TypeVar
+from typing import Annotated, Any, Generic, Literal, Protocol, TypeVar
 
 import msgpack
 import msgspec
@@ -331,6 +331,7 @@ class RerankRequest(msgspec.Struct):
 
 B = TypeVar("B", bound=Body)
 _ID, _TEXT = Key("id"), Key("text")
+_NULLS = (b"null", b"\xc0")
 _ENCODE_KEYS = (Key("items"), Key("params"))
 _ASKED = ("instruction", "options", "profile", "item_errors", "warnings")
 _PARAMS_KEYS = tuple(map(Key, (*_ASKED, "output_types", "output_dtype", "dimensions", "is_query")))
@@ -343,6 +344,72 @@ _SCORE_KEYS = tuple(
 )
 _RERANK_KEYS = keys_of(RerankRequest)
 _EMBEDDINGS_KEYS = keys_of(EmbeddingsRequest)
+P = TypeVar("P", EncodeParams, ExtractParams)
+
+
+def _keys_of_items(items: Iterable[Item], params: EncodeParams | ExtractParams | None, *places: Key) -> Keys:
+    ids, texts = _counts(items)
+    options = _PARAMS_KEYS if isinstance(params, EncodeParams) else _EXTRACT_KEYS
+    return (*places, _PARAMS, *(options if params is not None else ())), ((_ID, ids), (_TEXT, texts))
+
+
+class _Elsewhere(msgspec.Struct, Generic[P]):
+    """A body whose items stand under other names, as SIE's gateway takes them."""
+
+    input: Annotated[list[Item] | Item | None, Meta(description="The items, or one.")] = None
+    inputs: Annotated[list[Item] | None, Meta(description="The items, in order.")] = None
+    params: P | None = None
+
+    @property
+    def items(self) -> list[Item]:
+        """The items; those of `input` go before those of `inputs`, which then are not read."""
+        if self.input is None:
+            return self.inputs or []
+        return [self.input] if isinstance(self.input, Item) else self.input
+
+    def keys(self) -> Keys:
+        """Names of fields, as `Body.keys`."""
+        return _keys_of_items(self.items, self.params, _INPUT, _INPUTS)
+
+
+class _Alone(Item, Generic[P]):
+    """A body that is itself an item, as SIE's gateway takes it."""
+
+    params: P | None = None
+
+    @property
+    def items(self) -> list[Item]:
+        """The item without what stands beside it."""
+        return [Item(**{name: getattr(self, name) for name in Item.__struct_fields__})]
+
+    def keys(self) -> Keys:
+        """Names of fields, as `Body.keys`."""
+        return _keys_of_items([self], self.params)
+
+
+class _Places(msgspec.Struct):
+    """Whether a body has any of these."""
+
+    items: msgspec.Raw = msgspec.Raw(b"")
+    input: msgspec.Raw = msgspec.Raw(b"")
+    inputs: msgspec.Raw = msgspec.Raw(b"")
+    text: msgspec.Raw = msgspec.Raw(b"")
+    images: msgspec.Raw = msgspec.Raw(b"")
+    audio: msgspec.Raw = msgspec.Raw(b"")
+    video: msgspec.Raw = msgspec.Raw(b"")
+    document: msgspec.Raw = msgspec.Raw(b"")
+
+    def given(self) -> set[str]:
+        """Names of the fields that are there and not null."""
+        return {name for name in self.__struct_fields__ if bytes(getattr(self, name)) not in (b"", *_NULLS)}
+
+
+_INPUT, _INPUTS, _PARAMS = Key("input"), Key("inputs"), Key("params")
+_LOOSE: dict[type, tuple[Any, Any]] = {
+    EncodeRequest: (_Elsewhere[EncodeParams], _Alone[EncodeParams]),
+    ExtractRequest: (_Elsewhere[ExtractParams], _Alone[ExtractParams]),
+}
+"""Other forms of a body that a gateway takes: with the items elsewhere, and one that is an item."""
 
 
 def read(body: bytes, content_type: str | None, kind: type[B], limits: Limits) -> B:
@@ -354,11 +421,29 @@ def read(body: bytes, content_type: str | None, kind: type[B], limits: Limits) -
     return decoded
 
 
+def read_loosely(body: bytes, content_type: str | None, kind: type[B], limits: Limits) -> B:
+    """`read`, as a gateway reads: the items may also stand under `input` or `inputs`, or the body is the only item.
+
+    Raises `InvalidInput` as `read`, about the form that the body has.
+    """
+    try:
+        return read(body, content_type, kind, limits)
+    except InvalidInput as error:
+        elsewhere, alone = _LOOSE.get(kind, (None, None))
+        try:
+            given = decode(body, _Places, binary=is_msgpack(content_type)).given()
+        except InvalidInput:
+            raise error from None
+        if elsewhere is None or "items" in given or not given:
+            raise
+        form = elsewhere if given & {"input", "inputs"} else alone
+    found: Any = read(body, content_type, form, limits)
+    plain: B = msgspec.convert({"items": found.items, "params": found.params}, kind)
+    return plain
+
+
 class _Around(msgspec.Struct):
     params: dict[Any, msgspec.Raw] | None = None
-
-
-_NULLS = (b"null", b"\xc0")
 
 
 def unknown_fields(body: bytes, content_type: str | None, params: object, *, at_top: bool) -> list[str]:
@@ -389,14 +474,20 @@ def is_large(body: bytes) -> bool:
     return len(body) > UNCHECKED_NBYTES
 
 
-async def read_aside(body: bytes, content_type: str | None, kind: type[B], limits: Limits) -> B:
-    """`read`; a large body in a rendering thread, where it holds up other requests only while it is decoded.
+async def read_aside(
+    body: bytes,
+    content_type: str | None,
+    kind: type[B],
+    limits: Limits,
+    reader: Callable[[bytes, str | None, type[B], Limits], B] = read,
+) -> B:
+    """What `reader` reads; a large body in a rendering thread, where it holds up others only while it is decoded.
 
     NOTE: the decoder keeps the interpreter to itself: about 2 ms for each MiB of plain text, 4 ms where all is escaped.
     """
     if not is_large(body):
-        return read(body, content_type, kind, limits)
-    return await off_loop(read, body, content_type, kind, limits)
+        return reader(body, content_type, kind, limits)
+    return await off_loop(reader, body, content_type, kind, limits)
 
 
 def _counts(items: Iterable[Item]) -> tuple[int, int]:

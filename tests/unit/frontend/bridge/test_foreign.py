@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +55,8 @@ def item(**fields: Any) -> dict[str, Any]:
 class Stage:
     """A bridge's foreign items over models in this process."""
 
-    def __init__(self, root: Path) -> None:
-        self.server = VectorServer(root, cluster__box="a")
+    def __init__(self, root: Path, **settings: Any) -> None:
+        self.server = VectorServer(root, cluster__box="a", **settings)
         services = self.server.services
         self.said: list[tuple[str, bytes]] = []
         self.metrics = BridgeMetrics()
@@ -147,6 +148,60 @@ def test_what_is_wrong_is_told_in_the_form_of_sie_and_the_item_is_done(
     (result,) = stage.run(item(**fields), ack="$JS.ACK.1")
     assert (result["success"], result["error_code"]) == (False, code)
     assert words in result["error"] and len(result["error"]) < 300 and result["result_msgpack"] == b""
+    assert stage.said[-1] == ("$JS.ACK.1", ACK)
+
+
+PAYLOADS = {
+    "encode": (
+        {"payload_ref": "q_0.bin", "item": None},
+        {"item": {"id": "a", "text": "one"}},
+        {"id": "a", "text": "one"},
+    ),
+    "score": (
+        {"operation": "score", "model_id": SCORE, "item": None, "query_payload_ref": "q_0.bin"},
+        {"query_item": {"text": "q"}, "score_items": [{"id": "x", "text": "aa"}, {"text": "b"}]},
+        {"query": {"text": "q"}, "items": [{"id": "x", "text": "aa"}, {"text": "b"}]},
+    ),
+}
+
+
+@pytest.mark.parametrize("operation", PAYLOADS)
+@pytest.mark.parametrize("in_full", [False, True])
+def test_inputs_are_read_from_the_store_of_payloads(tmp_path: Path, operation: str, in_full: bool) -> None:
+    reference, inline, payload = PAYLOADS[operation]
+    stage = Stage(tmp_path, cluster__payload_store=str(tmp_path / "store"))
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "q_0.bin").write_bytes(msgpack.packb(payload))
+    named = {
+        name: f"{tmp_path}/store/{value}" if in_full and value == "q_0.bin" else value
+        for name, value in reference.items()
+    }
+    base = {**reference, "payload_ref": None, "query_payload_ref": None}
+    wanted, found = stage.run(item(**{**base, **inline})), stage.run(item(**named))
+    assert found[1]["success"] is True, found[1]["error"]
+    assert found[1]["result_msgpack"] == wanted[0]["result_msgpack"] != b""
+    assert found[1]["payload_fetch_ms"] > 0 == wanted[0]["payload_fetch_ms"]
+
+
+@pytest.mark.parametrize(
+    "reference",
+    ["../secret", "/etc/passwd", "s3://bucket/q_0.bin", "none.bin", "..", "a\x00b", "x" * 300, "link", "folder",
+     "pipe", "large", "broken", "store/q_0.bin", "a\\b"],
+)  # fmt: skip
+def test_a_reference_reaches_nothing_but_files_of_the_store(tmp_path: Path, reference: str) -> None:
+    store = tmp_path / "store"
+    stage = Stage(tmp_path, cluster__payload_store=str(store), limits__max_body_bytes=1024)
+    for place in (store, store / "folder"):
+        place.mkdir()
+    secret = tmp_path / "secret"
+    secret.write_bytes(msgpack.packb({"text": "secret"}))
+    (store / "link").symlink_to(secret)
+    os.mkfifo(store / "pipe")
+    (store / "large").write_bytes(msgpack.packb({"text": "x" * 1024}))
+    (store / "broken").write_bytes(b"\xc1")
+    (result,) = stage.run(item(item=None, payload_ref=reference), ack="$JS.ACK.1")
+    assert (result["success"], result["error_code"]) == (False, "INVALID_INPUT")
+    assert "payload" in result["error"] and len(result["error"]) < 300
     assert stage.said[-1] == ("$JS.ACK.1", ACK)
 
 

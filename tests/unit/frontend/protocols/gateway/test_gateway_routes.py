@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 
-from frontend.scope import Choice
+from frontend.scope import Choice, RequestScope
 from frontend.status.cluster import ClusterFeed, cluster_fields
 from ipc.errors import DependencyConflict, Provisioning
 from tests.fakes.boxes import BoxesDirectory
-from tests.fakes.vector_server import DENSE, SCORE, VectorServer
+from tests.fakes.vector_server import CLASSIFIER, DENSE, SCORE, VectorServer
 
 JSON = {"Accept": "application/json"}
 
@@ -146,6 +148,106 @@ def test_answers_name_version_request_and_worker(gateway: Gateway) -> None:
     assert answer.headers["x-sie-version"] == gateway.services.settings.server.version_header
     # The engine of this test names no box; one that does is in tests/process/test_cluster_sdk.py.
     assert answer.headers.get("x-sie-worker", "worker-0") == "worker-0"
+
+
+def test_answers_name_the_times_on_the_way_to_a_box(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = gateway.engine.run
+
+    async def far_run(scope: RequestScope, *work: Any) -> Any:
+        answer = await run(scope, *work)
+        scope.worker, scope.published_ms = "b1/worker-0", 1.5
+        return answer
+
+    monkeypatch.setattr(gateway.engine, "run", far_run)
+    body = {"items": [{"text": "x"}]}
+    headers = gateway.client.simulate_post(f"/v1/encode/{DENSE}", json=body).headers
+    assert headers["x-queue-publish-time"] == "1.50" and float(headers["x-queue-wait-time"]) >= 0
+    assert "x-payload-fetch-time" not in headers
+
+    async def large_run(scope: RequestScope, *work: Any) -> Any:
+        scope.fetched_ms = 2.25
+        return await far_run(scope, *work)
+
+    monkeypatch.setattr(gateway.engine, "run", large_run)
+    headers = gateway.client.simulate_post(f"/v1/encode/{DENSE}", json=body).headers
+    assert headers["x-payload-fetch-time"] == "2.25"
+
+
+ITEMS = [{"id": "a", "text": "one"}, {"text": "four"}]
+FORMS = {
+    "inputs": ({"inputs": ITEMS}, {"items": ITEMS}),
+    "input": ({"input": ITEMS}, {"items": ITEMS}),
+    "one input": ({"input": ITEMS[0]}, {"items": ITEMS[:1]}),
+    "an item": ({**ITEMS[0], "unknown": 1}, {"items": ITEMS[:1]}),
+    "input before inputs": ({"input": ITEMS[0], "inputs": ITEMS}, {"items": ITEMS[:1]}),
+    "items before all": ({"items": ITEMS, "input": 1, "inputs": 2, "text": 3}, {"items": ITEMS}),
+    "null is absent": ({"items": None, "input": None, "inputs": ITEMS}, {"items": ITEMS}),
+}
+
+
+def posted(gateway: Gateway, path: str, body: bytes, kind: str) -> Any:
+    """The answer to a body of a kind, in JSON, without its times."""
+    headers = {**JSON, "Content-Type": f"application/{kind}"}
+    answer = gateway.client.simulate_post(path, body=body, headers=headers)
+    return answer.status_code, {**answer.json, "timing": None}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("path", "params"),
+    [
+        (f"/v1/encode/{DENSE}", {"is_query": True}),
+        (f"/v1/extract/{CLASSIFIER}", {"labels": ["even", "odd"]}),
+        (f"/v1/encode/{DENSE}", None),
+    ],
+)
+def test_a_gateway_takes_items_under_the_names_of_the_gateway_of_sie(
+    gateway: Gateway, path: str, params: Any, form: str
+) -> None:
+    given, plain = ({**each, "params": params} for each in FORMS[form])
+    wanted = posted(gateway, path, json.dumps(plain).encode(), "json")
+    assert wanted[0] == 200, wanted
+    assert posted(gateway, path, json.dumps(given).encode(), "json") == wanted
+    assert posted(gateway, path, msgpack.packb(given), "msgpack") == wanted
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b'{"inputs": {"text": "x"}}', "inputs"),
+        (b'{"inputs": [{"text": 1}]}', "inputs[0].text"),
+        (b'{"input": [{"text": 1}]}', "input"),
+        (b'{"input": "x"}', "input"),
+        (b'{"inputs": []}', "items"),
+        (b'{"items": 1, "inputs": [{"text": "x"}]}', "items"),
+        (b'{"text": 1}', "text"),
+        (b'{"metadata": {}}', "items"),
+        (b"{}", "items"),
+        (b"[]", "object"),
+        (b'{"inputs": [{"text": "x"}], "inputs": [{"text": "y"}]}', "'inputs' occurs twice"),
+        (b'{"text": "x", "text": "y"}', "'text' occurs twice"),
+        (b'{"input": {"text": "x", "text": "y"}}', "'text' occurs twice"),
+        (b'{"inputs": [{"text": "x"}], "params": {"is_query": 1}}', "params.is_query"),
+        (b'{"inputs": [' + b"[" * 5000, "JSON"),
+    ],
+)
+def test_what_is_wrong_in_such_a_body_is_named_where_it_stands(
+    gateway: Gateway, body: bytes, words: str
+) -> None:
+    status, answer = posted(gateway, f"/v1/encode/{DENSE}", body, "json")
+    assert (status, answer["detail"]["code"]) == (400, "INVALID_INPUT"), answer
+    assert words in answer["message"] and len(answer["message"]) < 300, answer
+
+
+def test_a_single_server_and_a_score_take_items_alone(gateway: Gateway, tmp_path: Path) -> None:
+    body = json.dumps({"inputs": ITEMS, "query": {"text": "q"}}).encode()
+    assert posted(gateway, f"/v1/score/{SCORE}", body, "json")[0] == 400
+    single = VectorServer(tmp_path / "single")
+    for form in ({"inputs": ITEMS}, {"input": ITEMS}, ITEMS[0]):
+        answer = single.client.simulate_post(f"/v1/encode/{DENSE}", json=form)
+        assert answer.status_code == 400 and "items" in answer.json["detail"]["message"]
 
 
 def choice(gateway: Gateway, path: str = DENSE, **headers: str) -> Choice:
