@@ -7,6 +7,8 @@
 3. A write runs on the copy and is undone; its changed rows go to the brokers. The first one names the last write that
    the copy has: if anybody was quicker, nothing was written, and the write runs again on newer rows. The other rows
    name the revisions that they replace, and rows that are gone come last.
+   Gateways hear each attempt of one another, also those that the brokers refuse, with the number of attempts before.
+   Whoever hears of more attempts than its own write has had gives way, so that no gateway always comes second.
 4. Without a broker reads go on from the copy, but what the copy lacks may be at the brokers: then, and for writes, the
    store is away. A bucket that was made anew under its name takes the place of all rows.
 5. Marks of removed rows stay for `MARKS_S`. A copy that was not brought up to date for half of that begins anew.
@@ -19,6 +21,8 @@ import asyncio
 import errno
 import logging
 import random
+import re
+import secrets
 import time
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
@@ -26,6 +30,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
 
+from nats.aio.msg import Msg
 from nats.js.client import JetStreamContext
 from nats.js.errors import APIError, NotFoundError
 
@@ -52,8 +57,13 @@ BATCH, BATCH_NBYTES = 256, 8 << 20
 MOST_TRIES = 50
 LOOK_WHOLE_AFTER = 3
 """Attempts of a write that failed, after which the copy is compared with the whole bucket."""
-PAUSE_S = 0.005
-"""Longest pause between two attempts, for each attempt so far."""
+PAUSE_S, MOST_PAUSE_S = 0.005, 0.02
+"""Longest pause between two attempts, for each attempt so far; and of many attempts."""
+GIVE_WAY_S = 0.05
+"""How long a write gives way to an attempt of another gateway: for its next pause, and its look at the newest rows."""
+ATTEMPT = "Penstock-Attempt"
+"""Header of the first row of a write: who writes, and the number of attempts before."""
+_NUMBER = re.compile(r"[0-9]{1,2}")
 LONG_S, AWAY_S = 0.5, 1.0
 """Brokers that were waited for in vain for so long are away for so long: whoever asks meanwhile waits no more."""
 READ_S = 30.0
@@ -80,10 +90,22 @@ class SharedRows:
         self._fresh_s = time.monotonic()
         self._refreshing, self._writing = asyncio.Lock(), asyncio.Lock()
         self._wanted = asyncio.Event()
+        self._me, self._others = secrets.token_hex(8), dict[str, tuple[int, float]]()
+        """Who this is in `ATTEMPT`, and the last attempt of each other gateway with its time."""
         self.heard: list[Callable[[], None]] = []
         """Called after changes that this process did not ask for."""
-        broker.listen(f"$KV.{bucket}.>", lambda _: self._wanted.set())
+        broker.listen(f"$KV.{bucket}.>", self._hear)
         broker.on_up.append(self._joined)
+
+    def _hear(self, message: Msg) -> None:
+        self._wanted.set()
+        who, _, number = (message.headers or {}).get(ATTEMPT, "").partition(" ")
+        if who != self._me and _NUMBER.fullmatch(number):
+            now_s = time.monotonic()
+            self._others = {
+                each: at for each, at in self._others.items() if now_s - at[1] < GIVE_WAY_S and each != who
+            }
+            self._others[who] = int(number), now_s
 
     def _joined(self) -> None:
         self._away_until_s = 0.0
@@ -133,21 +155,30 @@ class SharedRows:
     async def _write(self, how: How[R]) -> R:
         async with self._writing:
             for attempt in range(MOST_TRIES):
+                await self._give_way(attempt)
                 await self._fresh()
                 if attempt == LOOK_WHOLE_AFTER:
                     await self.compare()
                 position = self._position
                 result, changes = await self._copy.tried(how)
                 try:
-                    if await self._published(changes, position):
+                    if await self._published(changes, position, attempt):
                         return result
                 except LOST as error:
                     raise unreadable(error, self._bucket) from error
                 finally:
                     # What a row names by now stays; the sweep removes the rest.
                     self._parts.writing.clear()
-                await asyncio.sleep(random.uniform(0, PAUSE_S * (attempt + 1)))
-        raise StoreUnreadable(errno.EBUSY, f"too many others change {self._bucket}")
+                await asyncio.sleep(random.uniform(0, min(PAUSE_S * (attempt + 1), MOST_PAUSE_S)))
+        raise StoreAway(errno.EBUSY, f"too many others change {self._bucket}")
+
+    async def _give_way(self, attempt: int) -> None:
+        """Wait while other gateways have tried more often than this write."""
+        while others := [at_s for number, at_s in self._others.values() if number > attempt]:
+            left_s = max(others) + GIVE_WAY_S - time.monotonic()
+            if left_s <= 0:
+                return
+            await asyncio.sleep(left_s)
 
     # Towards the brokers.
 
@@ -156,7 +187,7 @@ class SharedRows:
             raise StoreAway(errno.EIO, NO_BROKER)
         return self._broker.client.jetstream(timeout=TIMEOUT_S)
 
-    async def _published(self, changes: list[Change], position: int) -> bool:
+    async def _published(self, changes: list[Change], position: int, attempt: int) -> bool:
         """Write rows; false where somebody was quicker, and the whole write has to run again. Raises one of `LOST`."""
         if not changes:
             return True
@@ -165,7 +196,7 @@ class SharedRows:
             await create(self._broker, self._bucket, None)
             return False
         messages = [await self._encoded(change) for change in changes]
-        headers = {"Nats-Expected-Last-Sequence": str(position)}
+        headers = {"Nats-Expected-Last-Sequence": str(position), ATTEMPT: f"{self._me} {attempt}"}
         revisions = [await self._put(changes[0], messages[0][0], headers)]
         if revisions[0] is not None:
             for at in range(1, len(changes), FEW):
@@ -293,7 +324,7 @@ class SharedRows:
             message = await self._message(found.seq or 0, found.subject or "", found.data or b"", operation)
             if message is not None:
                 return message
-        raise StoreUnreadable(errno.EBUSY, f"too many others change {self._bucket}")
+        raise StoreAway(errno.EBUSY, f"too many others change {self._bucket}")
 
     async def _message(
         self, revision: int, subject: str, data: bytes, operation: str | None

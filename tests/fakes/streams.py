@@ -54,7 +54,9 @@ class Streams:
         return self.by_name[name]
 
     def publish(self, subject: str, data: bytes, headers: dict[str, str]) -> int:
-        """Keep a message, unless it names another last write; returns its number."""
+        """Keep a message, unless it names another last write; returns its number. Clients hear refused ones, too."""
+        for client in self.clients:
+            client.hear(subject, data, headers)
         stream = self.stream(f"KV_{subject.split('.')[1]}")
         last = stream.messages.get(subject, (0,))[0]
         expected = headers.get("Nats-Expected-Last-Sequence"), stream.last
@@ -66,8 +68,6 @@ class Streams:
             raise APIError(code=400, description="message size exceeds maximum allowed", err_code=10054)
         stream.last += 1
         stream.messages[subject] = stream.last, data, headers
-        for client in self.clients:
-            client.hear(subject, data)
         return stream.last
 
 
@@ -206,8 +206,8 @@ class StreamClient:
         """Call `handler` for all messages whose subjects begin like `subject`."""
         self._listeners.append((subject.rstrip("*>"), handler))
 
-    def hear(self, subject: str, data: bytes) -> None:
+    def hear(self, subject: str, data: bytes, headers: dict[str, str]) -> None:
         """A message arrives."""
         for prefix, handler in self._listeners:
             if self.up and subject.startswith(prefix):
-                handler(SimpleNamespace(subject=subject, data=data))
+                handler(SimpleNamespace(subject=subject, data=data, headers=headers))

@@ -29,6 +29,7 @@ from ipc.wire.kept_rows import KeptRow, Large, key_of
 from tests.fakes import streams as fake
 from tests.fakes.places import gateway_at, kept_in, streams_at
 from tests.fakes.streams import StreamClient, Streams
+from tests.harness.server import eventually
 
 __all__ = ["kept_in"]
 T = TypeVar("T")
@@ -99,6 +100,54 @@ def test_no_change_of_many_gateways_at_a_time_is_lost(near: Gateway, far: Gatewa
         seen = await asyncio.gather(*(each.rows.write(add) for _ in range(20) for each in (near, far)))
         assert sorted(seen) == list(range(1, 41))
         assert await near.size("sum") == await far.size("sum") == 40
+
+    run(act())
+
+
+def test_a_gateway_gives_way_to_one_that_has_tried_more_often(
+    near: Gateway, far: Gateway, streams: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(monotonic=lambda: now_s)
+    monkeypatch.setattr(rows, "time", clock)
+    now_s, is_refused = 1000.0, True
+    subject = f"$KV.{BUCKET}.{key_of('things', ['far'])}"
+
+    def be_quicker(published: str, data: bytes) -> None:
+        if published == subject and is_refused:
+            row = encode(KeptRow(VERSION, "things", ["other", 1, None]))
+            streams.publish(f"$KV.{BUCKET}.{key_of('things', ['other'])}", row, {})
+
+    async def act() -> None:
+        nonlocal is_refused, now_s
+        await near.put("a")
+        # The first attempt has made the bucket.
+        now_s += rows.GIVE_WAY_S
+        streams.on_publish = be_quicker
+        unlucky = asyncio.create_task(far.put("far"))
+
+        async def is_heard() -> bool:
+            return any(number for number, _ in near.rows._others.values())
+
+        await eventually(is_heard, "a second attempt")
+        later = asyncio.create_task(near.put("near"))
+        assert await asyncio.wait([later], timeout=0.2) == (set(), {later})
+        is_refused = False
+        await unlucky
+        assert not later.done()
+        now_s += rows.GIVE_WAY_S
+        await later
+        assert {"far", "near"} <= set(await far.ids())
+
+    run(act())
+
+
+@pytest.mark.parametrize("text", ["", "x", "x y", "x -1", "x 99999", "x \u00b2", f"{'x' * 5000} 1 1"])
+def test_strange_words_about_attempts_delay_nobody(near: Gateway, text: str) -> None:
+    async def act() -> None:
+        await near.put("a")
+        near.client.hear(f"$KV.{BUCKET}.x", b"", {rows.ATTEMPT: text})
+        assert not near.rows._others
+        await near.put("b")
 
     run(act())
 
@@ -567,6 +616,8 @@ def test_a_broker_that_answers_nothing_is_waited_for_once_by_all_that_wait(
     clock = itertools.count(1e9, rows.LONG_S)
 
     async def act() -> None:
+        await far.put("a")
+        # The first attempt of the first write has made the bucket, and near would give way to the second one.
         await far.put("a")
         near.client.is_silent = True
         before = streams.requests
