@@ -123,6 +123,7 @@ class Answering:
         if work.step is not None:
             config = self._models.status(work.model).config
             shown = work.model if config is None else config.name
+            await self._sequences.turn(running.router, work, scope.deadline_ns)
             self._sequences.take(running.name, work, work.step, shown, carried.stays_ms)
         if carried.kind == TEXT:
             run = self._texts.run(running.name, running.router, scope, work, payload)

@@ -344,6 +344,10 @@ class Intake:
             self._confirmed.set()
         elif isinstance(word, Drop):
             (self._sequences.lost if word.lost else self._sequences.confirmed)(mine)
+            if word.lost and mine:
+                self._send(
+                    words(word.router), encode(Missing(VERSION, self._box, self._life, mine, lost=True))
+                )
             for name in mine:
                 self._drop(name)
             self._confirmed.set()
@@ -384,6 +388,8 @@ class Intake:
                 gateway.heard_ns = now_ns
             elif self._is_silent(gateway):
                 orphans = list(gateway.items)
+                # Whoever waited at this gateway has no answer, and may ask for the same elsewhere.
+                self._sequences.lost(orphans)
                 if orphans:
                     log.warning("gateway %s is silent: gave up %d items of it", router, len(orphans))
                 for name in orphans:

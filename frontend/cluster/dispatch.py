@@ -9,7 +9,8 @@
    pieces have come, the loss of the box is the end of the item (`BoxLost`). Who reads a text has the rest written.
 
 6. A request of a sequence goes directly to its home, which answers it or nobody. What the box had when it died is lost
-   with the state (`SequenceLost`). If the box is heard again it learns which requests their clients believe lost.
+   with the state (`SequenceLost`). If the box is heard again it learns which requests their clients believe lost, again
+   and again until it confirms.
 
 An item that lost two boxes is not given to a third: the input may be what kills them.
 """
@@ -23,7 +24,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from frontend.cluster.boxes import Box, Boxes
-from frontend.cluster.items import BoxLost, Held
+from frontend.cluster.items import BoxLost, Held, LostRequests
 from ipc.errors import (
     Draining,
     PenstockError,
@@ -49,8 +50,6 @@ from ipc.wire.cluster import (
 )
 
 MOST_LOSSES = 2
-MOST_LIVES = 1024
-"""Lives of boxes whose lost requests are remembered; the oldest are forgotten first."""
 LOOK_AGAIN_NS = 200_000_000
 DIED: Resent = "box died"
 """Why an item is sent again."""
@@ -108,8 +107,7 @@ class Dispatch:
         """Items in the queue that no box has said to have."""
         self._got: dict[str, list[str]] = {}
         self._dropped: dict[str, list[str]] = {}
-        self._lost: dict[str, list[str]] = {}
-        """By life, requests of sequences that the box may have run although their clients were told otherwise."""
+        self._lost = LostRequests()
         self.counts: Counter[tuple[str, str]] = Counter()
         """(what, label): lane by `queue` or `direct`, resent by reason, duplicate, dropped and claims without."""
         self.on_ask: list[Callable[[Iterable[Held]], None]] = []
@@ -250,7 +248,8 @@ class Dispatch:
             return
         if outcome.large is None or held is None or held.future.done():
             # Bytes beside the answer are still to come from the box that keeps them.
-            self.got(outcome.life, result.work_item_id)
+            is_step = held is not None and held.step is not None
+            self.got(outcome.life, result.work_item_id, soon=is_step)
         box.items.discard(result.work_item_id)
         if held is None or held.future.done():
             self.counts["duplicate", ""] += 1
@@ -277,19 +276,20 @@ class Dispatch:
             held.delivered = True
             self._again(held, "version")
 
-    def got(self, life: str, item: str, *, large: bool = False) -> None:
+    def got(self, life: str, item: str, *, soon: bool = False) -> None:
         """Tell a life that this gateway has the whole answer to an item, so that the box forgets the answer.
 
-        A `large` answer takes memory of the box: the word leaves with this turn of the event loop.
+        `soon`: the word leaves with this turn of the event loop. Large answers take memory of the box, and the next
+        request of a sequence may come by another gateway.
         """
-        if item in self._lost.get(life, ()):
+        if self._lost.has(life, item):
             # The box shall hear that the item is lost, and not forget before what has run of the item.
             return
         loop = asyncio.get_running_loop()
         if not self._got:
             loop.call_later(GOT_AFTER_S, self.say_got)
         self._got.setdefault(life, []).append(item)
-        if large:
+        if soon:
             loop.call_soon(self.say_got)
 
     def retake(self, held: Held, life: str, error: PenstockError) -> None:
@@ -331,8 +331,11 @@ class Dispatch:
         held.heard_ns = min(held.heard_ns, heard_ns)
         return is_later
 
-    def missing(self, life: str, items: Iterable[str]) -> None:
-        """A box was asked and does not have these items."""
+    def missing(self, life: str, items: Iterable[str], *, lost: bool = False) -> None:
+        """A box was asked and does not have these items; `lost`: it knows what clients believe lost."""
+        if lost:
+            self._lost.confirmed(life, set(items))
+            return
         for item in items:
             held = self.items.get(item)
             if held is not None and life in held.boxes:
@@ -384,17 +387,14 @@ class Dispatch:
         """A request of a sequence has no answer, and the box may have run it."""
         assert held.step is not None
         if not held.future.done():
-            self._lost.setdefault(life, []).append(held.id)
-            if len(self._lost) > MOST_LIVES:
-                del self._lost[next(iter(self._lost))]
+            self._lost.add(life, held.id)
             self._fail(held, SequenceLost.of(held.step.id))
 
     def _say_lost(self, life: str) -> None:
         """Tell a life, if it is alive, which requests are lost."""
-        if life in self._lost and self._boxes.is_alive(life):
-            lost = self._lost.pop(life)
-            if not self._tell(life, Drop, lost, lost=True):
-                self._lost[life] = lost
+        lost = self._lost.by_life.get(life)
+        if lost and self._tell(life, Drop, lost, lost=True):
+            self._lost.said(life, self._now_ns())
 
     def _given_back(self, ack: str) -> bool:
         try:
@@ -422,7 +422,7 @@ class Dispatch:
 
     def tick(self) -> None:
         """Ask boxes that have been silent about an item for too long; call this often."""
-        for life in list(self._lost):
+        for life in self._lost.due(self._now_ns() - self._ask_ns):
             self._say_lost(life)
         now_ns, asked, texts = self._now_ns(), dict[str, list[str]](), list[Held]()
         for held in list(self.items.values()):
@@ -473,7 +473,7 @@ class Dispatch:
 
     def drop(self, life: str, item: str) -> None:
         """Tell a life that nobody waits for an item. The words of one turn of the event loop leave in one message."""
-        if item in self._lost.get(life, ()):
+        if self._lost.has(life, item):
             return
         if not self._dropped:
             asyncio.get_running_loop().call_soon(self._say_dropped)

@@ -93,9 +93,9 @@ class ClusterEngine(Engine):
             gateway.dispatch.retake(sent, outcome.life, missing)
             return None
         except asyncio.CancelledError:
-            gateway.dispatch.got(outcome.life, sent.id, large=True)
+            gateway.dispatch.got(outcome.life, sent.id, soon=True)
             raise
-        gateway.dispatch.got(outcome.life, sent.id, large=True)
+        gateway.dispatch.got(outcome.life, sent.id, soon=True)
         return whole
 
     async def run(self, scope: RequestScope, work: Work, payload: Payload = None) -> Answer:

@@ -208,7 +208,7 @@ class Gateway:
             if isinstance(word, Claims):
                 self.dispatch.claims(word)
             elif word is not None:
-                self.dispatch.missing(word.life, word.ids)
+                self.dispatch.missing(word.life, word.ids, lost=word.lost)
         elif kind == "texts":
             self._unreadable += not self.texts.hear(message.data)
         elif kind == "parts":

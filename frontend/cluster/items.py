@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from frontend.scope import ANY_BOX, Choice
 from ipc.errors import PenstockError, WorkerLost
 from ipc.wire.cluster import ItemResult, Offer, Outcome
 from ipc.wire.messages import Step, Work
+
+MOST_LIVES, MOST_LOST = 1024, 4096
+"""Lives of boxes whose lost requests are remembered, and requests of each; the oldest are forgotten first."""
 
 
 class BoxLost(WorkerLost):
@@ -78,3 +82,45 @@ class Sent(Held):
     beginning: str = ""
     identity: str = ""
     stays_ms: int | None = None
+
+
+class LostRequests:
+    """Requests of sequences that boxes may have run although clients were told otherwise, until their boxes know.
+
+    `by_life`: ids of the requests by the life of their box.
+    """
+
+    def __init__(self) -> None:
+        self.by_life: dict[str, list[str]] = {}
+        self._said_ns: dict[str, int] = {}
+
+    def add(self, life: str, item: str) -> None:
+        """A request is lost."""
+        lost = self.by_life.setdefault(life, [])
+        lost.append(item)
+        del lost[:-MOST_LOST]
+        self._said_ns.pop(life, None)
+        if len(self.by_life) > MOST_LIVES:
+            self._forget(next(iter(self.by_life)))
+
+    def has(self, life: str, item: str) -> bool:
+        """Whether a box has yet to confirm that it knows of a request."""
+        return item in self.by_life.get(life, ())
+
+    def said(self, life: str, now_ns: int) -> None:
+        """A box was told, and may have heard."""
+        self._said_ns[life] = now_ns
+
+    def due(self, before_ns: int) -> list[str]:
+        """The lives that were not told since `before_ns`."""
+        return [life for life in self.by_life if self._said_ns.get(life, 0) <= before_ns]
+
+    def confirmed(self, life: str, items: Collection[str]) -> None:
+        """A box knows of these requests."""
+        self.by_life[life] = [item for item in self.by_life.get(life, ()) if item not in items]
+        if not self.by_life[life]:
+            self._forget(life)
+
+    def _forget(self, life: str) -> None:
+        del self.by_life[life]
+        self._said_ns.pop(life, None)

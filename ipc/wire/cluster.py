@@ -191,11 +191,12 @@ class Claims(Message, frozen=True, tag="claims"):
 
 
 class Missing(Message, frozen=True, tag="missing"):
-    """The box was asked for these items and does not have them."""
+    """The box was asked for these items and does not have them; `lost`: it has heard that they are (`Drop.lost`)."""
 
     box: str
     life: str
     ids: Ids
+    lost: bool = False
 
 
 FromBox = Claims | Missing
@@ -211,7 +212,8 @@ class Got(Message, frozen=True, tag="got"):
 class Drop(Message, frozen=True, tag="drop"):
     """Nobody waits for these items any more; also for items that have yet to come to the box.
 
-    `lost`: clients were told that their requests are lost, each with the state of its sequence.
+    `lost`: clients were told that their requests are lost, each with the state of its sequence. Said until the box
+    confirms by `Missing.lost`.
     """
 
     router: str

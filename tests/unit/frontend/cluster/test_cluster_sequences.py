@@ -14,6 +14,7 @@ from frontend.engine.answer import Answer
 from frontend.engine.streams import homes
 from frontend.scope import ANY_BOX, Choice
 from ipc.errors import (
+    DeadlineExceeded,
     Draining,
     NoReplica,
     PenstockError,
@@ -25,11 +26,13 @@ from ipc.wire.cluster import (
     VERSION,
     Claims,
     Drop,
+    Got,
     encode,
     read_item,
+    read_result,
     read_to_box,
 )
-from ipc.wire.cluster_names import words
+from ipc.wire.cluster_names import Names, results, words
 from ipc.wire.cluster_rows import BoxRow
 from ipc.wire.messages import InferCall, Step, Work
 from tests.fakes.joined_cluster import MODEL, Joined, PlayedRun, play, turn
@@ -396,6 +399,138 @@ def test_what_clients_believe_lost_ends_the_sequence_at_a_box_that_comes_back(
         assert len(lost) == 1
 
     play(monkeypatch, scene, "a")
+
+
+def lost_words(joined: Joined) -> list[Drop]:
+    """All words that have told boxes which requests are lost."""
+    words_ = [read_to_box(data) for subject, data in joined.sent if subject.endswith(".word")]
+    return [word for word in words_ if isinstance(word, Drop) and word.lost]
+
+
+def test_a_box_hears_what_clients_believe_lost_until_it_confirms(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(joined: Joined) -> None:
+        dispatch = joined.gateway.dispatch
+        await begun(joined, "a", 1)
+        asked = await ask(joined, 1)
+        joined.die("a")
+        await turn()
+        assert isinstance(asked.error, SequenceLost)
+        runs(joined, "a")[-1].say(2)
+        joined.bridges["a"].broker.up = True
+        joined.lose = lambda subject, data: subject.endswith(".word")
+        joined.beat("a")
+        joined.tick()
+        joined.tick()
+        await turn()
+        assert len(lost_words(joined)) == 1, "not with each tick"
+        [life] = dispatch._lost.by_life
+        dispatch._lost.said(life, 1)
+        joined.tick()
+        await turn()
+        assert len(lost_words(joined)) == 2
+        joined.lose = lambda subject, data: False
+        later = await ask(joined, 1)
+        assert isinstance(later.error, SequenceUnknown), "the word leaves before the request"
+        assert later.error.message.endswith("one of its requests was lost")
+        assert len(lost_words(joined)) == 3 and not dispatch._lost.by_life
+        joined.tick(60)
+        assert len(lost_words(joined)) == 3, "the box has confirmed"
+
+    play(monkeypatch, scene, "a")
+
+
+def bring_from_another(joined: Joined, box: str) -> str:
+    """The last request arrives at a box once more, from a gateway that nobody plays; returns the id of that gateway."""
+    bridge, other = joined.bridges[box], "f" * 24
+    item, carried = read_item(
+        next(data for subject, data in reversed(joined.sent) if subject.endswith(".work"))
+    )
+    assert carried is not None
+    bridge.intake.heard(other)
+    joined.bring(
+        Names().box_work(box, bridge.life),
+        encode(
+            msgspec.structs.replace(
+                item,
+                work_item_id=f"{other}.1",
+                router_id=other,
+                reply_subject=results(other),
+                penstock=msgspec.structs.replace(carried, router=other),
+            )
+        ),
+    )
+    return other
+
+
+def test_a_request_of_a_gateway_that_died_runs_at_no_other_gateway_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The client asks for the same step elsewhere, while the box still runs the step."""
+
+    async def scene(joined: Joined) -> None:
+        await begun(joined, "a", 1)
+        asked = await ask(joined, 1)
+        intake, router = joined.bridges["a"].intake, joined.gateway.router
+        other = bring_from_another(joined, "a")
+        await turn()
+        assert len(runs(joined, "a")) == 2, "the step of the other gateway waits"
+        intake._gateways[router].heard_ns -= int(60e9)
+        intake.tick(connected=True)
+        await turn()
+        assert len(runs(joined, "a")) == 2 and runs(joined, "a")[-1].was_cancelled
+        [answer] = [read_result(data)[0] for subject, data in joined.sent if subject == results(other)]
+        assert answer.error_code == SequenceUnknown.code
+        assert answer.error.endswith("one of its requests was lost")
+        joined.tick(60)
+        await turn()
+        assert isinstance(asked.error, SequenceLost), "the gateway was cut off alone"
+        await turn()
+        intake.word(encode(Got(VERSION, other, [f"{other}.1"])))
+
+    play(monkeypatch, scene, "a")
+
+
+def test_a_request_of_another_gateway_waits_until_the_one_before_has_its_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scene(joined: Joined) -> None:
+        await begun(joined, "a", 1)
+        asked = await ask(joined, 1)
+        other = bring_from_another(joined, "a")
+        await turn()
+        assert len(runs(joined, "a")) == 2
+        runs(joined, "a")[-1].say(2)
+        await turn()
+        assert asked.number == 2 and len(runs(joined, "a")) == 3
+        runs(joined, "a")[-1].say(3)
+        await turn()
+        joined.bridges["a"].intake.word(encode(Got(VERSION, other, [f"{other}.1"])))
+
+    play(monkeypatch, scene, "a")
+
+
+def test_a_request_that_waits_for_another_gateway_fails_at_its_deadline() -> None:
+    async def scene() -> None:
+        table, _ = begun_sequences()
+        take(table, "r.1", step_of(1, start=True))
+        with pytest.raises(DeadlineExceeded, match="another gateway"):
+            await table.turn("s", step_of(1), 0)
+        await table.turn("r", step_of(1), 0)
+        await table.turn("s", step_of(1, start=True), 0)
+        await table.turn("s", step_of(2), 0)
+
+    asyncio.run(scene())
+
+
+def test_a_request_that_is_told_lost_after_the_sequence_began_anew_ends_nothing() -> None:
+    table, _ = begun_sequences()
+    take(table, "r.1", step_of(1, start=True))
+    take(table, "s.1", step_of(1, start=True))
+    table.lost(["r.1"])
+    take(table, "s.2", step_of(1))
+    table.lost(["s.1"])
+    with pytest.raises(SequenceUnknown, match="one of its requests was lost"):
+        take(table, "s.3", step_of(1))
 
 
 def test_what_is_believed_lost_ends_the_sequence_whatever_its_box_says_first(

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from frontend.cluster.boxes import SHOWN_S, Box, Boxes
-from frontend.cluster.dispatch import MOST_LIVES, Dispatch
-from frontend.cluster.items import Held
+from frontend.cluster.dispatch import Dispatch
+from frontend.cluster.items import MOST_LIVES, Held
 from ipc.errors import (
     Draining,
     NoReplica,
@@ -179,7 +179,7 @@ def test_a_box_hears_what_is_lost_also_after_a_while_without_a_broker_or_a_sign_
             stage.dispatch._lose(
                 Held("x", "m", 0, asyncio.get_running_loop().create_future(), step=Step(1)), f"l{at}"
             )
-        assert len(stage.dispatch._lost) == MOST_LIVES
+        assert len(stage.dispatch._lost.by_life) == MOST_LIVES
 
     asyncio.run(scene())
 
