@@ -148,7 +148,9 @@ class Bridge:
         self.box, self.life = settings.cluster.box_name, secrets.token_hex(8)
         self._names = Names(settings.cluster.name)
         self.broker = Broker(settings.cluster, f"bridge {self.box}")
-        self.transfers = Transfers(settings.cluster, self.life, f"bridge {self.box}")
+        self.transfers = Transfers(
+            settings.cluster, self.life, f"bridge {self.box}", settings.limits.max_buffered_bytes
+        )
         self.intake = Intake(
             settings,
             self.life,

@@ -1,7 +1,8 @@
 """Answers in parts of a bridge: the local engine runs the work, and gateways get each part when it is there.
 
 1. A part is copied, so that its place at the worker is free before the client of the gateway takes it.
-2. A part that is too large for a message is offered to the gateway, and nothing goes behind it until it is taken.
+2. A part that is too large for a message is offered to the gateway, and nothing goes behind it until it is taken. All
+   such parts take `cluster.keep_result_bytes` together: the next one waits at its worker.
 3. Numbers, credit and what is kept are those of all that is told in pieces (`relays`).
 """
 
@@ -13,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from frontend.bridge.relays import Relay, Relays
-from frontend.cluster.transfers import Transfers
+from frontend.cluster.transfers import Room, Transfers
 from frontend.engine.answer import Answer
 from frontend.engine.interface import Engine, Payload
 from frontend.scope import RequestScope
@@ -81,6 +82,7 @@ class Parts(Relays[PartRelay, SentPart]):
         """`most_inline`: bytes that a message may take."""
         super().__init__(send, most_inline)
         self._life, self._engine, self._transfers, self._cluster = life, engine, transfers, settings.cluster
+        self._room = Room(settings.cluster.keep_result_bytes)
 
     async def run(self, name: str, router: str, scope: RequestScope, work: Work, payload: Payload) -> Answer:
         """Run the work of an item; returns the end of the answer. Raises the `PenstockError` of the engine."""
@@ -88,29 +90,33 @@ class Parts(Relays[PartRelay, SentPart]):
         async with self._engine.stream(scope, work, payload) as parts:
             async for part in parts:
                 with part:
-                    body, copies = self._copied(part)
-                if copies:
-                    offer = await self._transfers.offer(copies, router)
+                    body, whole = await self._copied(part)
+                if whole is not None:
+                    offer = await self._transfers.offer([whole], router)
                     body = msgspec.structs.replace(body, large=offer)
                 relay.tell(body)
                 await relay.room()
             assert parts.result is not None
             return parts.result
 
-    def _copied(self, part: Answer) -> tuple[PartBody, list[bytes]]:
+    async def _copied(self, part: Answer) -> tuple[PartBody, memoryview | None]:
         """A part as a message has it, and the bytes that are too large for one."""
         result, data, loose = part.parts()
         plain = encode(msgspec.structs.replace(result, block=None, trace=None))
         nbytes = len(plain) + data.nbytes + loose.nbytes
         if nbytes + SLACK_NBYTES <= self._most_inline():
-            return PartBody(plain, bytes(data), bytes(loose)), []
+            return PartBody(plain, bytes(data), bytes(loose)), None
         if nbytes > self._cluster.keep_result_bytes:
             keeps = self._cluster.keep_result_bytes
             raise ResourceExhausted(
                 f"a part of the answer has {nbytes} bytes; cluster.keep_result_bytes is {keeps}"
             )
         large = PartBody(result_nbytes=len(plain), data_nbytes=data.nbytes)
-        return large, [b"".join((plain, data, loose))]
+        whole, at = await self._room.buffer(nbytes), 0
+        for piece in (plain, data, loose):
+            whole[at : at + len(piece)] = piece
+            at += len(piece)
+        return large, whole
 
     def _message(self, router: str, pieces: Sequence[tuple[str, SentPart]]) -> tuple[str, bytes]:
         names, parts = [name for name, _ in pieces], [part for _, part in pieces]

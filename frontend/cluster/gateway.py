@@ -102,7 +102,9 @@ class Gateway:
             self._why_not,
             settings.limits.restart_wait_s,
         )
-        self.transfers = Transfers(cluster, self.router, f"gateway {self.router}")
+        self.transfers = Transfers(
+            cluster, self.router, f"gateway {self.router}", settings.arena.copy_out_bytes
+        )
         self.parts = Parts(self, self.transfers)
         self.texts = Texts(self, settings.generation, on_carried, on_kept)
         self._numbers = itertools.count(1)

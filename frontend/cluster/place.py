@@ -54,6 +54,8 @@ class ClusterPlace:
     def __init__(self, settings: Settings, broker: Broker, names: Names, lives: Lives, slot: int) -> None:
         """`slot` is the number of this frontend, whose older copies are deleted with the first use."""
         self._broker, self._names = broker, names
+        self._most_nbytes = 2 * settings.limits.max_body_bytes
+        """Of a row: a stored conversation has what came before it, and its own request."""
         self._root = settings.paths.root / "copies"
         self._copies, self._is_empty = self._root / f"frontend-{slot}", False
         self._seldom = Seldom(log)
@@ -77,6 +79,7 @@ class ClusterPlace:
                 schema,
                 tables,
                 self._parts(name),
+                self._most_nbytes,
             )
         return self._stores[name]
 

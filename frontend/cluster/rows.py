@@ -12,7 +12,8 @@
 4. Without a broker reads go on from the copy, but what the copy lacks may be at the brokers: then, and for writes, the
    store is away. A bucket that was made anew under its name takes the place of all rows.
 5. Marks of removed rows stay for `MARKS_S`. A copy that was not brought up to date for half of that begins anew.
-6. Values that cannot be read, or that do not belong under their key, are told and passed over.
+6. Values that cannot be read, that are larger than a row may be, or that do not belong under their key, are told and
+   passed over.
 """
 
 from __future__ import annotations
@@ -74,10 +75,18 @@ class SharedRows:
     """See the module; the interface is `frontend.state.places.Rows`."""
 
     def __init__(
-        self, broker: Broker, bucket: str, copy: Path, schema: str, tables: Tables, parts: Parts
+        self,
+        broker: Broker,
+        bucket: str,
+        copy: Path,
+        schema: str,
+        tables: Tables,
+        parts: Parts,
+        most_nbytes: int,
     ) -> None:
-        """`copy` is the file of this process alone. Opens nothing yet."""
+        """`copy` is the file of this process alone. A row has at most `most_nbytes`. Opens nothing yet."""
         self._broker, self._bucket, self._parts = broker, bucket, parts
+        self._most_nbytes = most_nbytes
         self._copy = RowsCopy(copy, schema, tables, bucket)
         self._position = self._looks = self._begun = self._done = self._least = 0
         self._made: datetime | None = None
@@ -225,6 +234,9 @@ class SharedRows:
         data, name = encode(KeptRow(VERSION, change.table, list(change.row))), ""
         if len(data) > min(INLINE_NBYTES, self._broker.client.max_payload - HEAD_NBYTES):
             whole, name = values_of(change.row), self._parts.new_name()
+            if len(whole) > self._most_nbytes:
+                most = f"{self._most_nbytes} may be (twice limits.max_body_bytes)"
+                raise StoreUnreadable(errno.EFBIG, f"a row of {self._bucket} has {len(whole)} bytes, {most}")
 
             async def read(position: int, count: int) -> bytes:
                 return whole[position : position + count]
@@ -340,6 +352,8 @@ class SharedRows:
             row = read_row(data)
             if row.large is None:
                 return Written(revision, key, row.table, row.values)
+            if row.large.nbytes > self._most_nbytes:
+                raise ProtocolError(f"{row.large.nbytes} bytes, {self._most_nbytes} may be")
             values = read_values(await self._parts.read(row.large))
             return Written(revision, key, row.table, values, row.large.name)
         except FileNotFoundError as error:
@@ -375,7 +389,9 @@ class SharedRows:
                     message = await self._message(entry.revision or 0, subject, value, entry.operation)
                     if message is not None:
                         batch.append(message)
-                    nbytes += len(value)
+                        nbytes += sum(
+                            len(each) for each in message.values or () if isinstance(each, str | bytes)
+                        )
                     if len(batch) >= BATCH or nbytes > BATCH_NBYTES:
                         await self._take(batch)
                         batch, nbytes = [], 0

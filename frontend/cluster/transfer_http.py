@@ -257,27 +257,26 @@ class Getter:
         """Connections that wait for the next transfer."""
         return sum(map(len, self._idle.values()))
 
-    async def get(self, offer: Offer) -> memoryview | None:
-        """The bytes of an offer; None if HTTP does not bring bytes of that length and digest."""
+    async def get(self, offer: Offer, data: memoryview) -> bool:
+        """Fill `data` with the bytes of an offer; whether HTTP has brought bytes of that length and digest."""
         where = host_and_port(offer.address)
         if where is None or self._shunned.get(offer.address, 0.0) > time.monotonic():
-            return None
+            return False
         try:
             async with asyncio.timeout(time_for(offer.nbytes)):
-                return await self._get(offer, where)
+                return await self._get(offer, data, where)
         except (TimeoutError, OSError) as error:
             log.warning("large bytes do not come from %s: %r", offer.address, error)
             self._shunned[offer.address] = time.monotonic() + SHUN_S
-            return None
+            return False
 
-    async def _get(self, offer: Offer, where: tuple[str, int]) -> memoryview | None:
+    async def _get(self, offer: Offer, data: memoryview, where: tuple[str, int]) -> bool:
         self._end_old()
         idle = self._idle.setdefault(offer.address, [])
         connection = idle.pop() if idle else await self._connected(where)
         request = (
             f"GET /{offer.secret} HTTP/1.1\r\nHost: {offer.address}\r\nPenstock-Peer: {self._me}\r\n\r\n"
         )
-        data = memoryview(bytearray(offer.nbytes))
         leaves, kept = Leaves(data), False
         try:
             kept = await connection.ask(request.encode(), data, leaves.grown)
@@ -285,10 +284,10 @@ class Getter:
             if not kept:
                 connection.close()
         if not kept:
-            return None
+            return False
         connection.since = time.monotonic()
         self._idle.setdefault(offer.address, []).append(connection)
-        return data.toreadonly() if await leaves.digest() == offer.digest else None
+        return await leaves.digest() == offer.digest
 
     async def _connected(self, where: tuple[str, int]) -> _Connection:
         loop = asyncio.get_running_loop()

@@ -5,7 +5,9 @@
 2. The other side gets the bytes by HTTP where the offer names an address (`transfer_http`), else in chunks over core
    NATS, `WINDOW` of them asked for at a time. A chunk that does not come is asked for again. Length and digest are
    checked at the end.
-3. Chunks have a connection of their own, so that small messages are not held up.
+3. Bytes of others lie in memory of a bounded size (`Room`), until nobody reads them any more. Who finds no room waits,
+   and the other side keeps the bytes meanwhile: so slow clients fill no memory.
+4. Chunks have a connection of their own, so that small messages are not held up.
 
 A wrong secret, peer or place is answered with an empty chunk, whatever was wrong.
 """
@@ -16,9 +18,12 @@ import asyncio
 import hmac
 import logging
 import secrets
-from collections.abc import Callable, Sequence
+import weakref
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from nats.aio.msg import Msg
 
@@ -36,10 +41,69 @@ WINDOW = 4
 AGAIN_S = 0.5
 TRIES = 10
 """So often a chunk is asked for before the bytes count as lost."""
+T = TypeVar("T")
 
 
 class TransferFailed(PenstockError):
     """The bytes of an offer could not be got: the other side has gone, or has other bytes."""
+
+
+class _Buffer(bytearray):
+    """Bytes that tell when nobody has them any more."""
+
+
+class Room:
+    """A number of bytes that buffers of this process may take together."""
+
+    def __init__(self, most_nbytes: int) -> None:
+        """A buffer that is larger by itself gets all of the room."""
+        self._most_nbytes = most_nbytes
+        self.nbytes = 0
+        """Bytes of all buffers that are there."""
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    @property
+    def waiting(self) -> int:
+        """How many wait for room."""
+        return len(self._waiting)
+
+    async def buffer(self, nbytes: int) -> memoryview:
+        """A new buffer, in the order of the calls. Its room is free again once no view of the buffer is left."""
+        loop = asyncio.get_running_loop()
+        granted: asyncio.Future[None] = loop.create_future()
+        self._waiting.append((nbytes, granted))
+        self._grant()
+        try:
+            await granted
+        except asyncio.CancelledError:
+            if granted.cancelled():
+                self._waiting.remove((nbytes, granted))
+                self._grant()
+            else:
+                self._give(nbytes)
+            raise
+        found = _Buffer(nbytes)
+        weakref.finalize(found, self._ended, loop, nbytes)
+        return memoryview(found)
+
+    def _ended(self, loop: asyncio.AbstractEventLoop, nbytes: int) -> None:
+        # NOTE: the last view may go in a thread, and behind the end of the loop.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(self._give, nbytes)
+
+    def _give(self, nbytes: int) -> None:
+        self.nbytes -= nbytes
+        self._grant()
+
+    def _grant(self) -> None:
+        while self._waiting:
+            nbytes, granted = self._waiting[0]
+            if self.nbytes and self.nbytes + nbytes > self._most_nbytes:
+                return
+            self._waiting.popleft()
+            if not granted.done():
+                self.nbytes += nbytes
+                granted.set_result(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +121,16 @@ class _Offered:
 class Transfers:
     """The offers of this process, and its requests for offers of others. Other processes know this one as `me`."""
 
-    def __init__(self, cluster: Cluster, me: str, name: str) -> None:
-        """Raises `ConfigError` for files of the settings that cannot be read. `name` is for the brokers' pages."""
+    def __init__(self, cluster: Cluster, me: str, name: str, room_nbytes: int = 1 << 30) -> None:
+        """Raises `ConfigError` for files of the settings that cannot be read. `name` is for the brokers' pages.
+
+        Bytes of others take `room_nbytes` together.
+        """
         self._me, self.broker = me, Broker(cluster, f"{name}, large bytes")
         self._seldom = Seldom(log)
         self._offers: dict[str, _Offered] = {}
         self._waiting: dict[str, asyncio.Future[bytes]] = {}
+        self.room = Room(room_nbytes)
         self._turns = asyncio.Semaphore(cluster.max_transfers)
         self._listener, self._getter = Listener(cluster, self._find), Getter(cluster, me)
         self.sent_nbytes = self.got_nbytes = self.refused = self.by_http = 0
@@ -152,26 +220,18 @@ class Transfers:
         """
         if offer.nbytes > most_nbytes:
             raise TransferFailed(f"{offer.nbytes} bytes are offered, {most_nbytes} are the limit")
+        data = await _while_alive(self.room.buffer(offer.nbytes), owner, is_alive)
         async with self._turns:
-            data = await self._by_http(offer, owner, is_alive)
-            if data is None:
-                data = await self._in_chunks(offer, owner, is_alive)
+            # An owner that stands still keeps its connection, and sends nothing.
+            if not await _while_alive(self._getter.get(offer, data), owner, is_alive):
+                await self._in_chunks(offer, data, owner, is_alive)
         self.got_nbytes += len(data)
-        return data
+        return data.toreadonly()
 
-    async def _by_http(self, offer: Offer, owner: str, is_alive: Callable[[str], bool]) -> memoryview | None:
-        """The bytes, as `Getter.get`. An owner that stands still keeps its connection, and sends nothing."""
-        getting = asyncio.ensure_future(self._getter.get(offer))
-        try:
-            while not (await asyncio.wait({getting}, timeout=AGAIN_S))[0]:
-                if not is_alive(owner):
-                    raise TransferFailed("the other host has gone")
-            return getting.result()
-        finally:
-            getting.cancel()
-
-    async def _in_chunks(self, offer: Offer, owner: str, is_alive: Callable[[str], bool]) -> memoryview:
-        data, step = memoryview(bytearray(offer.nbytes)), min(MOST_CHUNK_NBYTES, self.broker.inline_nbytes)
+    async def _in_chunks(
+        self, offer: Offer, data: memoryview, owner: str, is_alive: Callable[[str], bool]
+    ) -> None:
+        step = min(MOST_CHUNK_NBYTES, self.broker.inline_nbytes)
         places = iter(range(0, offer.nbytes, step))
 
         async def some() -> None:
@@ -191,7 +251,6 @@ class Transfers:
             raise failed.exceptions[0] from None
         if await Leaves(data).digest() != offer.digest:
             raise TransferFailed("the bytes are others than those that were offered")
-        return data.toreadonly()
 
     async def _one(
         self, offer: Offer, owner: str, offset: int, nbytes: int, is_alive: Callable[[str], bool]
@@ -213,6 +272,18 @@ class Transfers:
         finally:
             del self._waiting[str(number)]
             future.cancel()
+
+
+async def _while_alive(work: Awaitable[T], owner: str, is_alive: Callable[[str], bool]) -> T:
+    """The result of `work`. Raises `TransferFailed` for an owner that is not alive any more."""
+    task = asyncio.ensure_future(work)
+    try:
+        while not (await asyncio.wait({task}, timeout=AGAIN_S))[0]:
+            if not is_alive(owner):
+                raise TransferFailed("the other host has gone")
+        return task.result()
+    finally:
+        task.cancel()
 
 
 def _inbox(owner: str) -> str:

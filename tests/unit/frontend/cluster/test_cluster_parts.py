@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from frontend.cluster.transfers import Room
 from frontend.engine.answer import AnswerStream
 from frontend.engine.streams.part_stream import TELL_AFTER
 from ipc.errors import (
@@ -32,6 +33,7 @@ from ipc.wire.cluster_names import parts as parts_of
 from ipc.wire.messages import InferCall, Result, TensorRef, Timing, Work
 from ipc.wire.streams import WINDOW
 from tests.fakes.joined_cluster import MODEL, Joined, PlayedParts, play, turn
+from tests.harness.server import eventually
 
 WORK = Work(MODEL, InferCall([], [], 1), 0, 3, "req_1", parts=WINDOW)
 
@@ -57,12 +59,16 @@ class Reader:
 
 
 @asynccontextmanager
-async def reading(joined: Joined, first: Callable[[PlayedParts], None]) -> AsyncIterator[Reader]:
-    """An answer that has begun at a box, by what `first` has the box say, and its reader."""
+async def reading(
+    joined: Joined,
+    first: Callable[[PlayedParts], None],
+    which: Callable[[Joined], PlayedParts] | None = None,
+) -> AsyncIterator[Reader]:
+    """An answer that has begun at a box, by what `first` has the box say, and its reader; `which` finds the answer."""
 
     async def begin() -> None:
         await turn()
-        first(played(joined))
+        first((which or played)(joined))
 
     began = asyncio.ensure_future(begin())
     async with joined.engine.stream(joined.scope(), WORK, b"input") as parts:
@@ -83,6 +89,20 @@ def played(joined: Joined) -> PlayedParts:
         if not parts.has_ended and joined.bridges[name].broker.up
     ]
     return found
+
+
+def second(joined: Joined) -> PlayedParts:
+    """The answer that has begun behind another one."""
+    return joined.engines["a"].parts[1]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait until a condition is true."""
+
+    async def holds() -> bool:
+        return condition()
+
+    await eventually(holds, "the condition")
 
 
 def holder(joined: Joined) -> str:
@@ -199,6 +219,66 @@ def test_a_large_part_goes_beside_messages_and_alone(monkeypatch: pytest.MonkeyP
             await asyncio.wait_for(reader.task, 20)
         assert reader.had == [large, b"b", b"c", large]
         assert max(len(data) for data in joined.messages("parts")) < 10_000
+
+    play(monkeypatch, scene, "a")
+
+
+def test_large_parts_for_slow_clients_take_bounded_memory_of_a_gateway(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The second answer rests while the first client does not read, and neither loses a part."""
+    large = bytes(range(256)) * 4096
+
+    async def scene(joined: Joined) -> None:
+        room = joined.gateway.transfers.room = Room(len(large) + 10_000)
+        async with (
+            reading(joined, lambda parts: parts.say(large)) as slow,
+            reading(joined, lambda parts: parts.say(b"b"), second) as quick,
+        ):
+            slow.reads.clear()
+            await until(lambda: len(slow.had) == 1)
+            joined.engines["a"].parts[1].say(large, b"c")
+            await until(lambda: room.waiting == 1)
+            assert quick.had == [b"b"] and room.nbytes < 2 * len(large)
+            slow.reads.set()
+            for parts in joined.engines["a"].parts:
+                parts.end()
+            await asyncio.wait_for(slow.task, 20)
+            await asyncio.wait_for(quick.task, 20)
+            assert (slow.had, quick.had) == ([large], [b"b", large, b"c"])
+        await until(lambda: not room.nbytes)
+
+    play(monkeypatch, scene, "a")
+
+
+def test_large_parts_that_gateways_do_not_get_take_bounded_memory_of_a_box(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    large = bytes(range(256)) * 4096
+
+    async def scene(joined: Joined) -> None:
+        room = joined.bridges["a"].intake._parts._room = Room(len(large) + 10_000)
+        get, may_get = joined.gateway.transfers.get, asyncio.Event()
+
+        async def get_later(*args: Any) -> memoryview:
+            await may_get.wait()
+            return await get(*args)
+
+        monkeypatch.setattr(joined.gateway.transfers, "get", get_later)
+        async with (
+            reading(joined, lambda parts: parts.say(b"a")) as one,
+            reading(joined, lambda parts: parts.say(b"b"), second) as other,
+        ):
+            for parts in joined.engines["a"].parts:
+                parts.say(large)
+                parts.end()
+            await until(lambda: room.waiting == 1)
+            assert room.nbytes < 2 * len(large) and joined.bridges["a"].transfers.offered == 1
+            may_get.set()
+            await asyncio.wait_for(one.task, 20)
+            await asyncio.wait_for(other.task, 20)
+            assert (one.had, other.had) == ([b"a", large], [b"b", large])
+        await until(lambda: not room.nbytes)
 
     play(monkeypatch, scene, "a")
 

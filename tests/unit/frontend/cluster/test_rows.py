@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import itertools
 import os
 import sqlite3
@@ -23,7 +24,7 @@ from frontend.state.sessions import SessionStore
 from frontend.state.skills import SkillStore
 from ipc import settings
 from ipc.errors import FileNotFound, InvalidInput, StateFull
-from ipc.store.store import StoreAway
+from ipc.store.store import StoreAway, StoreUnreadable
 from ipc.wire.cluster import VERSION, encode
 from ipc.wire.kept_rows import KeptRow, Large, key_of
 from tests.fakes import streams as fake
@@ -336,6 +337,23 @@ def test_large_rows_lie_in_parts_which_go_with_the_row(near: Gateway, far: Gatew
         await near.put("a", 4, b"z" * 300_000)
         await far.remove("a")
         assert await near.ids() == [] and parts() == 0
+
+    run(act())
+
+
+def test_rows_larger_than_a_row_may_be_are_neither_written_nor_read(
+    near: Gateway, far: Gateway, streams: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def act() -> None:
+        await near.put("a", 1, b"x" * 600_000)
+        far.rows._most_nbytes = 500_000
+        reads: list[Large] = []
+        monkeypatch.setattr(far.rows._parts, "read", reads.append)
+        assert await far.ids() == [] and not reads, "no part of a forged row is asked for"
+        with pytest.raises(StoreUnreadable, match=r"has 600\d\d\d bytes, 500000 may be") as refused:
+            await far.put("b", 1, b"x" * 600_000)
+        assert refused.value.errno == errno.EFBIG
+        assert await near.ids() == ["a"]
 
     run(act())
 

@@ -17,7 +17,7 @@ import uvloop
 
 from frontend.cluster import transfers as module
 from frontend.cluster.transfer_http import LEAF_NBYTES, Leaves, Listener
-from frontend.cluster.transfers import TransferFailed, Transfers
+from frontend.cluster.transfers import Room, TransferFailed, Transfers
 from ipc.settings import Cluster
 from ipc.wire.cluster import MOST_CHUNK_NBYTES, VERSION, Offer, Want, encode
 from tests.harness.broker import Broker, broker
@@ -100,6 +100,57 @@ def test_other_bytes_or_lengths_than_offered_are_not_taken(one_broker: Broker) -
     played(one_broker, scene)
 
 
+def test_bytes_of_others_wait_for_room_until_earlier_ones_are_read_no_more(one_broker: Broker) -> None:
+    async def scene(here: Transfers, there: Transfers) -> None:
+        room = there.room = Room(2 * len(DATA))
+        offer = await here.offer([DATA], "there")
+        had = [await there.get(offer, "here", MOST) for _ in range(2)]
+        third = asyncio.ensure_future(there.get(offer, "here", MOST))
+        with pytest.raises(TransferFailed, match="gone"):
+            await there.get(offer, "here", MOST, lambda owner: False)
+        assert not third.done() and room.nbytes == 2 * len(DATA)
+        part = had.pop()[1:2]
+        await asyncio.sleep(0)
+        assert not third.done(), "a part of the bytes is still read"
+        del part
+        assert await third == DATA and len(had) == 1
+        del third, had
+
+        async def empty() -> bool:
+            return not room.nbytes and not room.waiting
+
+        await eventually(empty, "an empty room")
+
+    played(one_broker, scene)
+
+
+def test_room_is_given_in_turn_and_a_buffer_that_is_too_large_gets_all_of_it() -> None:
+    async def scene() -> None:
+        room = Room(10)
+        first = await room.buffer(4)
+        large, small, gone = (asyncio.ensure_future(room.buffer(nbytes)) for nbytes in (11, 1, 2))
+        await asyncio.sleep(0)
+        gone.cancel()
+        await asyncio.wait([gone])
+        assert (room.nbytes, room.waiting) == (4, 2), "nobody is overtaken"
+        del first
+        assert len(await large) == 11 and not small.done()
+        # The last view goes in another thread.
+        holder = [large.result()]
+        del large
+        await asyncio.to_thread(holder.clear)
+        assert len(await small) == 1
+        whole = asyncio.ensure_future(room.buffer(10))
+        await asyncio.sleep(0)
+        del small
+        # The caller is cancelled with the room in hand.
+        asyncio.get_running_loop().call_soon(whole.cancel)
+        await asyncio.wait([whole])
+        assert whole.cancelled() and room.nbytes == room.waiting == 0
+
+    asyncio.run(scene())
+
+
 def test_an_owner_that_has_gone_is_not_waited_for(one_broker: Broker) -> None:
     async def scene(here: Transfers, there: Transfers) -> None:
         offer = await here.offer([DATA], "")
@@ -116,7 +167,7 @@ def test_an_owner_that_stands_still_holds_no_transfer_by_http(monkeypatch: pytes
         here = Transfers(Cluster(urls=("nats://127.0.0.1:1",)), "here", "here")
         ended = list[bool]()
 
-        async def never(offer: Offer) -> None:
+        async def never(offer: Offer, data: memoryview) -> None:
             try:
                 await asyncio.Event().wait()
             finally:
