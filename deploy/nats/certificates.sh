@@ -1,8 +1,9 @@
 #!/bin/sh
 # Makes a certificate authority and a certificate for each host, for brokers, gateways and boxes:
 #   certificates.sh DIRECTORY HOST...
-# DIRECTORY/HOST/ gets ca.pem, own.pem and own.key, to be copied to /etc/penstock/nats of that host. DIRECTORY/ca.key signs
-# further hosts: keep that file away from all hosts. A second call keeps the authority and makes hosts that are missing.
+# DIRECTORY/HOST/ gets ca.pem, own.pem and own.key, to be copied to /etc/penstock/nats of a broker, or to /etc/penstock/tls of a
+# gateway or a box. own.conf and own-routes.conf tell a broker the name that its certificate has. DIRECTORY/ca.key signs further
+# hosts: keep that file away from all hosts. A second call keeps the authority and makes hosts that are missing.
 set -eu
 umask 077
 if [ "$#" -lt 2 ]; then
@@ -26,8 +27,15 @@ if [ ! -f "$root/ca.key" ]; then
 fi
 for host in "$@"; do
   place=$root/$host
-  if [ -f "$place/own.pem" ]; then continue; fi
   mkdir -p "$place"
+  # Brokers tell clients and one another their addresses. Without these lines they tell numbers, for which no certificate holds.
+  case $host in
+    *:*) address="[$host]" ;;
+    *) address=$host ;;
+  esac
+  printf 'server_name: "%s"\nclient_advertise: "%s:4333"\n' "$host" "$address" > "$place/own.conf"
+  printf 'advertise: "%s:6333"\n' "$address" > "$place/own-routes.conf"
+  if [ -f "$place/own.pem" ]; then continue; fi
   case $host in
     *:*) name=IP:$host ;;
     *[!0-9.]*) name=DNS:$host ;;

@@ -80,6 +80,33 @@ def test_a_broker_takes_the_configuration(tmp_path: Path, certificates: Path, na
     assert done.returncode == 0, done.stderr
 
 
+def test_a_single_broker_takes_the_configuration_without_its_cluster(
+    tmp_path: Path, certificates: Path
+) -> None:
+    file = copied(tmp_path, "three.conf", certificates)
+    file.write_text(file.read_text().partition("\ncluster {")[0])
+    done = subprocess.run(
+        [nats_server(), "-t", "-c", str(file)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | PASSWORDS,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_broker_tells_the_name_that_its_certificate_has(certificates: Path) -> None:
+    """A broker that tells the number of its address is not found again: no certificate holds for the number."""
+    for host in ("broker-1", "10.0.0.7"):
+        own, routes = ((certificates / host / name).read_text() for name in ("own.conf", "own-routes.conf"))
+        assert own == f'server_name: "{host}"\nclient_advertise: "{host}:4333"\n'
+        assert routes == f'advertise: "{host}:6333"\n'
+    text = (NATS / "three.conf").read_text()
+    assert "include own.conf" in text.partition("\ncluster {")[0]
+    assert "include own-routes.conf" in text.partition("\ncluster {")[2]
+
+
 def test_a_mistake_in_the_configuration_is_noticed(tmp_path: Path, certificates: Path) -> None:
     file = copied(tmp_path, "one.conf", certificates)
     file.write_text(file.read_text() + "no_such_field: 1\n")
