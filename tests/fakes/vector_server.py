@@ -35,16 +35,18 @@ from tests.fakes.tensors import entry, services_of
 LONGEST = 40
 """Characters of a text that fit the models."""
 DENSE, SCORE, CLASSIFIER, CHAT = "org/dense", "org/score", "org/classifier", "org/chat"
+PICTURES = "org/pictures"
+"""A model that takes texts and pictures."""
 LABELS = ["even", "odd"]
 CLASSIFIER_OPTIONS = {"threshold": 0.5, "top_k": 1}
 """Options of the classifier's entry, which the routes of SIE follow. Those of other servers give all classes."""
 
 
 def lengths(work: Work, given: Arrays) -> Arrays:
-    """The number of characters or ids of each input, 1, and whether the inputs are queries."""
+    """The number of characters, ids or bytes of each input, 1, and whether the inputs are queries."""
     call = work.call
     assert isinstance(call, EncodeCall)
-    counts = [len(item.text if item.ids is None else item.ids) for item in call.items]  # type: ignore[arg-type]
+    counts = [len(item.ids or item.text or item.images[0]) for item in call.items]
     if call.overflow == "error" and max(counts) > LONGEST:
         raise InputTooLong(f"inputs[{counts.index(max(counts))}]: {max(counts)}, the limit is {LONGEST}")
     return {"dense": np.array([[count, 1.0, bool(call.is_query)] for count in counts], np.float32)}
@@ -113,6 +115,7 @@ def reading(model: Model) -> Model:
 
 _MODELS: dict[str, tuple[str, Model]] = {
     DENSE: ("dense", reading(lengths)),
+    PICTURES: ("dense", lengths),
     SCORE: ("score", reading(numbers)),
     CLASSIFIER: ("json", reading(classes)),
     CHAT: ("chat", letters),
@@ -170,4 +173,5 @@ def _entry(name: str, output: str) -> ModelEntry:
         return entry(
             name, adapter="text_classification", outputs={output: OutputSpec()}, runtime=CLASSIFIER_OPTIONS
         )
-    return entry(name, adapter="dense", outputs={output: OutputSpec()})
+    inputs = ("text", "image") if name == PICTURES else ("text",)
+    return entry(name, adapter="dense", inputs=inputs, outputs={output: OutputSpec()})

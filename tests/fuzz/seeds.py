@@ -5,13 +5,16 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
+from typing import Any
 
 import msgpack
+import msgspec
 
 from ipc.wire import codec
+from tests.fakes.vector_server import CLASSIFIER, DENSE, PICTURES, SCORE
 from tests.fuzz import corpus, http2, http_sessions
 from tests.fuzz.session import Session
-from tests.fuzz.valid import LENGTH, PICTURE, REQUESTS, Valid, strings
+from tests.fuzz.valid import JSON, LENGTH, MSGPACK, PICTURE, REQUESTS, Valid, strings
 from tests.tiny.pictures import encoded, picture
 from tests.unit.frontend.protocols.trtis_v1.test_trtis_text import PLAIN
 from tests.unit.ipc.wire.test_codec import TO_FRONTEND, TO_WORKER
@@ -158,11 +161,33 @@ def _readers() -> dict[str, dict[str, bytes]]:
         },
         "sie_json": {name: json.dumps(body).encode() for name, body in SIE.items()},
         "sie_msgpack": {name: msgpack.packb(body) for name, body in SIE.items()},
+        "sie_answer": _asked(),
         "text_request": {name: json.dumps(body).encode() for name, body in TEXT.items()},
         "request_headers": {
             "all": b"job-7\x0000-" + b"1" * 32 + b"-" + b"2" * 16 + b"-01\0gzip;q=0.5, *;q=0"
         },
     }
+
+
+def _asked() -> dict[str, bytes]:
+    """Requests of the SIE contract: each in JSON, and where the contract takes msgpack in msgpack too."""
+    picture = {"data": PICTURE, "format": "jpeg"}
+    embeddings = {"model": DENSE, "encoding_format": "base64"}
+    bodies: dict[str, tuple[str, dict[str, Any]]] = {
+        "encode": (f"/v1/encode/{DENSE}", SIE["encode"]),
+        "pictures": (f"/v1/encode/{PICTURES}", {"items": [{"images": [picture]}, {"text": "one"}]}),
+        "score": (f"/v1/score/{SCORE}", SIE["score"]),
+        "extract": (f"/v1/extract/{CLASSIFIER}", SIE["extract"]),
+        "embeddings": ("/v1/embeddings", {"input": ["one", "two"], "late_chunking": False, **embeddings}),
+        "embeddings-ids": ("/v1/embeddings", {"input": [[1, 2], [3]], "user": "u", **embeddings}),
+        "rerank": ("/v1/rerank", SIE["rerank"] | {"model": SCORE, "return_documents": True}),
+    }
+    found = {}
+    for name, (path, body) in bodies.items():
+        found[name] = f"{path} {JSON} {JSON}\n".encode() + msgspec.json.encode(body)
+        if "items" in body:
+            found[f"{name}-msgpack"] = f"{path} {MSGPACK} {MSGPACK}\n".encode() + msgpack.packb(body)
+    return found
 
 
 def _bundle() -> bytes:

@@ -43,10 +43,11 @@ from ipc.settings import Limits, load
 from ipc.wire import codec
 from ipc.wire.messages import GenerateCall, InferCall, Submit, TensorOutput, Work
 from tests.fakes.tensors import entry, finish, loaded, tensor
+from tests.fuzz.answering import sie_answer
 from workers.repository import configuration
 from workers.repository.layout import ModelRefused
 
-Target = Callable[[bytes], None]
+Target = Callable[[bytes], object]
 LIMITS = Limits(max_image_pixels=1 << 20)
 LOADING = load(None, {"repository.allow_files": "true", "repository.max_upload_bytes": "1000"}, {})
 """Settings of a server to whose loads files may come."""
@@ -389,6 +390,7 @@ TARGETS: dict[str, Target] = {
         image_header,
         sie_json,
         sie_msgpack,
+        sie_answer,
         text_request,
         request_headers,
     )

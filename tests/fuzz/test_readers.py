@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.fuzz import corpus
+from tests.fuzz.answering import sie_answer
 from tests.fuzz.exploring import SEED, TooLong, explore, in_time, within_bounds
 from tests.fuzz.targets import TARGETS
 from tests.harness.server import ROOT
@@ -26,6 +27,8 @@ GUIDED_S = int(os.environ.get("TEST_FUZZ_GUIDED_S", "60"))
 def test_kept_inputs_are_read_or_refused_within_bounds(name: str) -> None:
     kept = corpus.files(name)
     assert kept, "a target without a valid input; python -m tests.fuzz.seeds writes them"
+    # What a target makes once is not memory of an input.
+    TARGETS[name](kept[0].read_bytes())
     for path in kept:
         try:
             within_bounds(TARGETS[name], path.read_bytes())
@@ -97,3 +100,9 @@ def test_what_takes_too_long_or_too_much_is_a_finding() -> None:
 
 def test_of_many_parts_those_are_left_that_fail_together() -> None:
     assert corpus.reduced(list(range(100)), lambda some: {17, 71} <= {*some}) == [17, 71]
+
+
+def test_requests_of_the_sie_contract_are_answered_and_changed_ones_answered_or_refused() -> None:
+    valid = [path for path in corpus.files("sie_answer") if not path.name.startswith("found-")]
+    assert {path.name: sie_answer(path.read_bytes()) for path in valid} == {path.name: 200 for path in valid}
+    explore("sie_answer", sie_answer, FEW)

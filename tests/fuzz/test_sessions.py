@@ -61,7 +61,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, 
         "repository.dirs": write_repository(place / "models", MODELS, SCRIPTED),
         "kserve.restricted_file": restricted,
     }
-    with serving(place, ("fake/echo",), settings) as server:
+    with serving(place, ("fake/echo", "fake/score"), settings) as server:
         play([session for _, session in kept()], ports(server))
         yield server, Watch(server)
 

@@ -90,6 +90,7 @@ _GZIPPED = gzip.compress(json.dumps({"inputs": _JSON_PAIR}).encode(), mtime=0)
 _PIXELS = np.random.default_rng(2).integers(0, 256, (1, 32, 32, 3)).astype("<f4").tobytes()
 _STRING = {"name": "INPUT", "shape": [1, 2], "datatype": "BYTES"}
 _ITEMS = {"items": [{"id": "a", "text": "one"}, {"text": "two"}], "params": {"output_types": ["dense"]}}
+_SCORED = {"query": {"id": "q", "text": "one"}, "items": [{"id": "a", "text": "two"}, {"text": "three"}]}
 _TRTIS_STRING = (
     'batch_size: 1 input { name: "INPUT" dims: 2 batch_byte_size: 13 } output { name: "OUTPUT" } id: 7'
 )
@@ -147,6 +148,13 @@ REQUESTS: dict[str, Valid] = {
     "sie-json": _json("/v1/encode/fake/echo", _ITEMS, Accept=JSON),
     "sie-msgpack": Valid("POST", "/v1/encode/fake/echo", msgpack.packb(_ITEMS), {"Content-Type": MSGPACK}),
     "sie-embeddings": _json("/v1/embeddings", {"model": "fake/echo", "input": ["one", "two"]}),
+    "sie-score": _json("/v1/score/fake/score", _SCORED, Accept=JSON),
+    "sie-score-msgpack": Valid(
+        "POST", "/v1/score/fake/score", msgpack.packb(_SCORED), {"Content-Type": MSGPACK}
+    ),
+    "sie-rerank": _json(
+        "/v1/rerank", {"model": "fake/score", "query": "one", "documents": ["two", {"text": "three"}]}
+    ),
     "sie-models": Valid("GET", "/v1/models"),
     "sie-model": Valid("GET", "/v1/models/fake/echo"),
     "live": Valid("GET", "/healthz"),
@@ -155,4 +163,4 @@ REQUESTS: dict[str, Valid] = {
     "openapi": Valid("GET", "/openapi.json"),
     "page": Valid("GET", "/"),
 }
-"""By name, for a server with add_sub, identity_bytes, classifier_nhwc and fake/echo."""
+"""By name, for a server with add_sub, identity_bytes, classifier_nhwc, fake/echo and fake/score."""
