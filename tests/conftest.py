@@ -13,7 +13,8 @@
    starts once, and ends with the last of them: an idle one costs as well. Every second process begins with the last
    files: tests that wait run beside tests that compute.
 6. Processes of servers are forked from two that have imported what they need, unless a test asks for `fresh` ones
-   (`tests/harness/lives.py`): imports were most of what a server costs. So are the processes of pytest-xdist.
+   (`tests/harness/lives.py`): imports were most of what a server costs. So are the processes of pytest-xdist. The
+   process that starts them has rewritten the assertions of all modules by then (`tests/harness/rewriting.py`).
 7. Of the cases of a test marked `sample` the default suite runs some: each value of each parameter once, or as many as
    the mark says (`tests/harness/sampling.py`). `make test-long` runs the others.
 8. The end of a run tells how many servers were started; `--processor-times` adds the processor time of each file.
@@ -26,6 +27,7 @@ import gc
 import os
 import sys
 from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,7 @@ from hypothesis.internal.constants_ast import Constants
 
 from tests.harness import accounting, sampling
 from tests.harness.broker import Broker, broker
+from tests.harness.rewriting import rewrite_all
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -171,12 +174,17 @@ def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
 
     from tests.harness import lives
 
-    python = lives.fork_tests()
-    specs[:] = [
-        execnet.XSpec(f"{spec}//id={spec.id}//python={python}") if spec.popen else spec for spec in specs
-    ]
-    if not config.getoption("processor_times") and any("unit" not in Path(one).parts for one in config.args):
-        lives.share()
+    with ThreadPoolExecutor(1) as pool:
+        rewriting = pool.submit(rewrite_all, config)
+        python = lives.fork_tests()
+        specs[:] = [
+            execnet.XSpec(f"{spec}//id={spec.id}//python={python}") if spec.popen else spec for spec in specs
+        ]
+        if not config.getoption("processor_times") and any(
+            "unit" not in Path(one).parts for one in config.args
+        ):
+            lives.share()
+        rewriting.result()
 
 
 @pytest.hookimpl(optionalhook=True)

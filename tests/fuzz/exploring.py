@@ -47,7 +47,7 @@ def in_time(limit_s: float = LONGEST_S) -> Iterator[None]:
         signal.signal(signal.SIGVTALRM, before)
 
 
-def within_bounds(target: Callable[[bytes], None], data: bytes) -> None:
+def within_bounds(target: Callable[[bytes], object], data: bytes) -> None:
     """Run one input with its time and its memory bounded."""
     tracemalloc.start()
     try:
@@ -61,7 +61,7 @@ def within_bounds(target: Callable[[bytes], None], data: bytes) -> None:
 
 
 def explore(
-    name: str, target: Callable[[bytes], None], examples: int, seed: int = SEED, root: Path = corpus.ROOT
+    name: str, target: Callable[[bytes], object], examples: int, seed: int = SEED, root: Path = corpus.ROOT
 ) -> None:
     """Run so many inputs, which the seed determines. Raises what the smallest failing one raised, which is kept."""
     seeds, last = corpus.inputs(name, root), b""

@@ -38,7 +38,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ROWS = 70
 FORMS = {INT8: Int8Linear, INT4: Int4Linear, FP8: MadeLinear}
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 2e-3}
-BATCHES, STEPS, LENGTH, TESTED = 16, 240, 64, 8192
+BATCHES, STEPS, LENGTH, TESTED = 16, 200, 32, 8192
 
 
 def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -461,11 +461,13 @@ def learnt() -> tuple[Any, torch.Tensor, float]:
         vocab_size=256,
         max_position_embeddings=256,
         tie_word_embeddings=False,
+        # With larger first weights and an early peak of the rate the model learns in half the time.
+        initializer_range=0.1,
     )
     torch.manual_seed(0)
     model: Any = transformers.LlamaForCausalLM(config)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3)
-    pace = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, STEPS)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3, fused=True)
+    pace = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, STEPS, pct_start=0.1)
     for _ in range(STEPS):
         batch = torch.stack(
             [known[at : at + LENGTH] for at in torch.randint(len(known) - LENGTH, (BATCHES,))]
@@ -481,7 +483,7 @@ def learnt() -> tuple[Any, torch.Tensor, float]:
 
 @torch.inference_mode()
 def perplexity(model: Any, text: torch.Tensor) -> float:
-    parts = text.view(-1, 2 * LENGTH).split(16)
+    parts = text.view(-1, 128).split(16)
     return math.exp(sum(float(model(input_ids=part, labels=part).loss) for part in parts) / len(parts))
 
 
