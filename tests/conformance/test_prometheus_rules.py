@@ -28,7 +28,7 @@ def directory(tmp_path: Path) -> Path:
 def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """Run promtool to its end, its output as text."""
     command = [required_tool("promtool"), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
 
 
 def test_configuration_and_rules_parse() -> None:
