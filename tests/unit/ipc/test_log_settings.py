@@ -35,7 +35,7 @@ def log_settings(settings: Settings) -> LogSettings:
 
 def update(log: LogSettings, changes: Mapping[str, object]) -> dict[str, Any]:
     """Change what is named."""
-    return asyncio.run(log.update(changes, deadline.after(5)))
+    return asyncio.run(log.update(changes, deadline.after(60)))
 
 
 @pytest.fixture

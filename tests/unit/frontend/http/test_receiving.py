@@ -115,7 +115,7 @@ def test_nobody_waits_for_room_that_is_only_for_the_head(tmp_path: Path) -> None
     made = services(tmp_path)
 
     async def test() -> None:
-        other = await made.tensor_inference.inputs.room.reserve(MIB, deadline.after(1))
+        other = await made.tensor_inference.inputs.room.reserve(MIB, deadline.after(60))
         assert other is not None
         with other:
             body = b" " * MIB + DATA

@@ -94,7 +94,7 @@ async def unavailable(model: str, deadline_ns: int) -> None:
 
 async def put(services: Any, what: Brought, model: str = "m") -> None:
     """A load that succeeds."""
-    async with RepositoryControl(services).change(model, what, deadline.after(5)):
+    async with RepositoryControl(services).change(model, what, deadline.after(60)):
         pass
 
 
@@ -102,8 +102,8 @@ def test_memory_counts_until_the_files_are_written_and_no_longer(services: Any, 
     what, bodies = brought(), services.bodies
 
     async def work() -> None:
-        change = RepositoryControl(services).change("m", what, deadline.after(5))
-        async with wishes.locked(deadline.after(1)):
+        change = RepositoryControl(services).change("m", what, deadline.after(60))
+        async with wishes.locked(deadline.after(60)):
             waiting = asyncio.create_task(change.__aenter__())
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(asyncio.shield(waiting), 0.05)
@@ -120,7 +120,7 @@ def test_a_load_that_waits_too_long_for_another_is_told_so(services: Any, wishes
     change = RepositoryControl(services).change("m", brought(), deadline.after(0))
 
     async def work() -> None:
-        async with wishes.locked(deadline.after(1)), change:
+        async with wishes.locked(deadline.after(60)), change:
             raise AssertionError
 
     with pytest.raises(DeadlineExceeded, match="before another load with parameters had ended"):
@@ -137,7 +137,7 @@ def test_a_load_that_fails_leaves_what_was_before(
         before = wishes.get("m")
         with pytest.raises(type(error)):
             async with RepositoryControl(services).change(
-                "m", brought('{"max_batch_size": 2}'), deadline.after(5)
+                "m", brought('{"max_batch_size": 2}'), deadline.after(60)
             ):
                 assert wishes.get("m") != before
                 raise error
@@ -152,7 +152,7 @@ def test_a_load_that_fails_does_not_undo_an_unload_of_meanwhile(services: Any, u
     async def work() -> None:
         control = RepositoryControl(services)
         with pytest.raises(ModelLoadFailed):
-            async with control.change("m", brought(), deadline.after(5)):
+            async with control.change("m", brought(), deadline.after(60)):
                 assert control.wished("m") is True
                 if unloaded:
                     await control.wishes.put("m", Wish(loaded=False))
@@ -238,13 +238,13 @@ def test_an_unload_ends_what_a_load_brought_whatever_the_files_say(services: Any
     asyncio.run(put(services, brought()))
     services.directory.refuses = True
     services.tensor_models = SimpleNamespace(told_versions=unavailable)
-    asyncio.run(RepositoryControl(services).unload("m", {}, deadline.after(1)))
+    asyncio.run(RepositoryControl(services).unload("m", {}, deadline.after(60)))
     assert not left(wishes) and wishes.loaded("m") is False
 
 
 def test_an_unload_of_an_unknown_name_leaves_no_row(services: Any, wishes: Wishes) -> None:
     services.tensor_models = SimpleNamespace(told_versions=unavailable)
-    asyncio.run(RepositoryControl(services).unload("m", {}, deadline.after(1)))
+    asyncio.run(RepositoryControl(services).unload("m", {}, deadline.after(60)))
     assert wishes.get("m") is None
 
 
@@ -258,8 +258,8 @@ def test_an_unload_during_a_load_that_brings_something_ends_what_was_in_force_be
         await put(services, brought())
         control = RepositoryControl(services)
         with pytest.raises(ModelLoadFailed):
-            async with control.change("m", brought('{"max_batch_size": 2}'), deadline.after(5)):
-                await control.unload("m", {}, deadline.after(1))
+            async with control.change("m", brought('{"max_batch_size": 2}'), deadline.after(60)):
+                await control.unload("m", {}, deadline.after(60))
                 raise ModelLoadFailed("the load was given up")
         assert wishes.loaded("m") is False and not left(wishes)
 
@@ -274,8 +274,8 @@ def test_a_load_is_told_that_it_was_given_up_though_the_model_is_wished_loaded_a
     async def work() -> None:
         control = RepositoryControl(services)
         with pytest.raises(ModelLoadFailed, match="given up: the model was unloaded meanwhile"):
-            async with control.change("m", brought(), deadline.after(5)):
-                await control.unload("m", {}, deadline.after(1))
+            async with control.change("m", brought(), deadline.after(60)):
+                await control.unload("m", {}, deadline.after(60))
                 await control.wishes.wish_loaded("m")
         assert wishes.get("m") == Wish(loaded=True) and not left(wishes)
 
@@ -296,5 +296,5 @@ def test_long_parameters_are_read_by_a_thread_and_forgotten(
     monkeypatch.setattr(control, "read_brought", read)
     given = {"config": "[]", "file:1/model.py": b"x" * nbytes}
     with pytest.raises(InvalidInput, match="failed to load 'm', config"):
-        asyncio.run(RepositoryControl(services).load("m", given, deadline.after(5)))
+        asyncio.run(RepositoryControl(services).load("m", given, deadline.after(60)))
     assert seen[0].startswith(thread) and not given and services.bodies.held_nbytes == 0

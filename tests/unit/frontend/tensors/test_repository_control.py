@@ -58,7 +58,7 @@ def control_of(tmp_path: Path, mode: str, *statuses: ModelStatus) -> RepositoryC
 
 def test_where_it_is_not_explicit_everything_by_name_is_refused(tmp_path: Path) -> None:
     control = control_of(tmp_path, "none")
-    for asked in (control.load("add", {}, deadline.after(1)), control.unload("add", {}, deadline.after(1))):
+    for asked in (control.load("add", {}, deadline.after(60)), control.unload("add", {}, deadline.after(60))):
         with pytest.raises(ControlDisabled, match=r"^explicit model load / unload is not allowed") as caught:
             asyncio.run(asked)
         assert caught.value.status == 503 and not caught.value.retryable
@@ -85,7 +85,7 @@ def test_parameters_of_a_load_are_refused_before_anything_is_loaded(
 ) -> None:
     control = control_of(tmp_path, "explicit")
     with pytest.raises(error, match="load parameter"):
-        asyncio.run(control.load("add", parameters, deadline.after(1)))
+        asyncio.run(control.load("add", parameters, deadline.after(60)))
     assert control.wished("add") is False
 
 
@@ -168,7 +168,7 @@ def test_before_a_worker_has_told_its_models_an_unload_is_remembered(tmp_path: P
         services.tensor_models.find("m")
     with pytest.raises(NoReplica, match="no worker is up"):
         control.index()
-    asyncio.run(control.unload("m", {}, deadline.after(1)))
+    asyncio.run(control.unload("m", {}, deadline.after(60)))
     assert control.wished("m") is False
 
 
@@ -185,7 +185,7 @@ def test_an_unload_ends_what_a_load_brought_although_no_worker_is_up(tmp_path: P
 
     async def load_and_unload() -> None:
         await control.wishes.put("m", Wish(True, "{}"))
-        await control.unload("m", {}, deadline.after(5))
+        await control.unload("m", {}, deadline.after(60))
 
     asyncio.run(load_and_unload())
     assert control.wished("m") is False and not control.wishes.brought()

@@ -226,7 +226,7 @@ class Loads:
 
 def waiting(made: Services, name: str, version: int | None = None) -> TensorModel:
     """`ready`, with the time of a test."""
-    return asyncio.run(made.tensor_models.ready(name, version, deadline.after(5)))
+    return asyncio.run(made.tensor_models.ready(name, version, deadline.after(60)))
 
 
 def test_a_request_waits_for_the_greatest_version_that_is_coming(tmp_path: Path) -> None:

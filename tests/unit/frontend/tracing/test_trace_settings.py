@@ -46,7 +46,7 @@ def trace_settings(settings: Settings, tracer: Tracer | None) -> TraceSettings:
 
 def update(traces: TraceSettings, changes: dict[str, Any], model: str = "") -> dict[str, Any]:
     """Change what is named, of the server or of a model."""
-    return asyncio.run(traces.update(changes, deadline.after(5), model))
+    return asyncio.run(traces.update(changes, deadline.after(60), model))
 
 
 def share(tracer: Tracer, model: str = "") -> float:

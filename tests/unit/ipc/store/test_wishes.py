@@ -83,7 +83,7 @@ def test_one_load_at_a_time_brings_something(settings: Settings, wishes: Wishes)
             order.append("second")
 
     async def work() -> None:
-        async with wishes.locked(deadline.after(1)):
+        async with wishes.locked(deadline.after(60)):
             with pytest.raises(DeadlineExceeded, match="before another load"):
                 await other.locked(deadline.after(0)).__aenter__()
             waiting = asyncio.create_task(second())
@@ -125,7 +125,7 @@ def test_nothing_is_swept_while_the_store_cannot_be_read(
 
 def test_a_frontend_that_starts_during_a_load_sweeps_nothing(settings: Settings, wishes: Wishes) -> None:
     async def work() -> None:
-        async with wishes.locked(deadline.after(1)):
+        async with wishes.locked(deadline.after(60)):
             drafted = wishes.draft("m", "{}", FILES)
             await Wishes(settings.paths, Store(settings.paths)).sweep_unless_locked()
             assert wishes.root_of(drafted).is_dir()

@@ -33,7 +33,7 @@ def test_a_load_beside_another_load_is_told_to_come_again(tmp_path: Path) -> Non
 
     async def act() -> Any:
         async with (
-            wishes.loras_locked(deadline.after(5)),
+            wishes.loras_locked(deadline.after(60)),
             falcon.testing.ASGIConductor(server.client.app) as asked,
         ):
             return await asked.simulate_post(
