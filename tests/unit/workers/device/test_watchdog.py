@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import os
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 from ipc.settings import Settings
 from ipc.wire.messages import Credits
 from tests.fakes.clock import Clock
+from tests.harness.server import PATIENCE_S
 from workers.device import stepping
 from workers.device.stepping import LEAST_STEP_S, UNKNOWN_S, UNKNOWN_TOKENS_PER_S, Activity, batch_limit_s
 from workers.runtime import Runtime
@@ -103,12 +104,13 @@ def test_activity_is_overdue_only_while_it_runs_past_its_limit(monkeypatch: pyte
 
 
 def test_a_vital_thread_that_fails_ends_the_process() -> None:
-    code = (
-        "import time; from workers.device.stepping import vital_thread\n"
-        "vital_thread('test', lambda: 1 / 0).start(); time.sleep(3600)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True)
-    assert done.returncode == 70
+    child = os.fork()
+    if child == 0:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        stepping.vital_thread("test", lambda: 1 / 0).start()
+        threading.Event().wait(PATIENCE_S)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 70
 
 
 def test_frontends_are_told_for_how_many_seconds_a_step_runs(monkeypatch: pytest.MonkeyPatch) -> None:
