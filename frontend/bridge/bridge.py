@@ -144,7 +144,7 @@ class Bridge:
         Raises `ConfigError` for files of `settings.cluster` that cannot be read.
         """
         self._settings, self._cluster = settings, settings.cluster
-        self._engine, self._models = engine, models
+        self._engine, self._models, self._meter = engine, models, meter
         self.box, self.life = settings.cluster.box_name, secrets.token_hex(8)
         self._names = Names(settings.cluster.name)
         self.broker = Broker(settings.cluster, f"bridge {self.box}")
@@ -289,6 +289,8 @@ class Bridge:
         return len(self.intake) + len(self._foreign)
 
     def _take_foreign(self, item: Item, data: bytes, ack: str, aged_s: float) -> None:
+        if item.bundle_config_hash not in ("", self._configured.told().digest):
+            self._meter.disagrees(item.model_id)
         self._foreign.take(item, data, ack, aged_s, self.broker.inline_nbytes)
 
     def _wanted(self) -> int:

@@ -23,8 +23,8 @@ from frontend.cluster.queue import STREAM_EXISTS
 from ipc.errors import InvalidInput
 from ipc.logs import Seldom
 from ipc.settings import Cluster
-from ipc.wire.cluster import Item
-from ipc.wire.cluster_names import Names
+from ipc.wire.cluster import Item, Letter
+from ipc.wire.cluster_names import UNKNOWN, Names
 
 log = logging.getLogger(__name__)
 
@@ -32,26 +32,9 @@ KEPT_S = 86_400
 MOST_LETTERS = 10_000
 MOST_NBYTES = 64 << 20
 TRY_AGAIN_S = 5.0
-UNKNOWN = "unknown"
 _UNMADE = "the stream of dead letters cannot be made"
 _NAMED = ("work_item_id", "request_id", "model_id", "operation", "pool_name")
 _SHOWN = 256
-
-
-class Letter(msgspec.Struct, frozen=True):
-    """What was given up. `nbytes` are those of the message, `body` is its base64 where bodies are kept."""
-
-    reason: str
-    box: str
-    timestamp: float
-    nbytes: int
-    work_item_id: str = ""
-    request_id: str = ""
-    model_id: str = ""
-    operation: str = ""
-    pool_name: str = ""
-    error: str = ""
-    body: str = ""
 
 
 class DeadLetters:

@@ -71,5 +71,9 @@ class Meter:
         """An item needs a model that no worker has loaded."""
         self._counted("loads", self._name(model)).inc()
 
+    def disagrees(self, model: str) -> None:
+        """The producer of an item has other configurations than this box."""
+        self._counted("mismatches", self._name(model)).inc()
+
     def _counted(self, family: str, model: str) -> Amount:
         return self._metrics.tally.amount(getattr(self._metrics, family).labels(model))

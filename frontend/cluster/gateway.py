@@ -24,7 +24,7 @@ from frontend.cluster.broker import Broker, ended, lasting, readable
 from frontend.cluster.directory import ClusterModels
 from frontend.cluster.dispatch import MOST_LOSSES, Dispatch
 from frontend.cluster.items import Held, Sent
-from frontend.cluster.queue import Queues
+from frontend.cluster.queue import GivenUp, Queues
 from frontend.cluster.state import GatewayState
 from frontend.cluster.texts import Texts
 from frontend.cluster.transfers import Transfers
@@ -117,6 +117,7 @@ class Gateway:
         self.broker.listen(self.names.gateway_beat(self.router), lambda message: self.boxes.echo())
         self.broker.on_up += [self.texts.resume, self.parts.resume, self.dispatch.resume]
         self.queues = Queues(self.broker, self.names, cluster)
+        self._given_up = GivenUp(self.broker, self.names, f"{inbox(self.router)[:-1]}dead.")
         self.queues.on_trouble = self.dispatch.leave_queue
         self.pools.on_removed, self.pools.on_left = self.dispatch.leave_pool, self._pool_left
         self._seldom = Seldom(log)
@@ -130,6 +131,7 @@ class Gateway:
         return {
             **counts,
             **self._state.counts(),
+            **self._given_up.counts,
             ("connected", ""): self.broker.up,
             ("beats_missed", "box"): self.boxes.beats_missed,
             ("skips", ""): counts["duplicate", ""] + counts["dropped", "unknown box"] + self._unreadable,
@@ -221,6 +223,8 @@ class Gateway:
             waited_ns = self.queues.confirmed(pool, item, message)
             if waited_ns is not None:
                 self.took("publish", "", waited_ns / 1e9)
+        elif kind.startswith("dead."):
+            self._given_up.answered(kind.partition(".")[2], message)
         elif kind.startswith("sent.") and (message.headers or {}).get("Status") == "503":
             _, _, place = kind.partition(".")
             life, _, item = place.partition(".")

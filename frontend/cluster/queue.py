@@ -6,8 +6,10 @@
 3. Trouble is an item that is not confirmed within `confirm_s`, no stream, a full stream, a lost broker. Then the queue
    counts as down, for `DOWN_S` at first and longer each time up to `max_down_s`, and every item that no box has claimed
    goes directly to a box.
-4. An item that waits while a box with its model has room goes directly, too (`dispatch`).
-5. Each pool has a stream. A gateway has a lane for each pool whose boxes it uses (`Queues`).
+4. An item that was delivered `MOST_DELIVERIES` times in vain is given up by the broker, which tells all gateways. Each
+   puts a letter into the stream of dead letters under one id, and the stream keeps the first (`GivenUp`).
+5. An item that waits while a box with its model has room goes directly, too (`dispatch`).
+6. Each pool has a stream. A gateway has a lane for each pool whose boxes it uses (`Queues`).
 """
 
 from __future__ import annotations
@@ -15,8 +17,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from nats.aio.client import Client
@@ -33,10 +36,12 @@ from nats.js.errors import APIError, NotFoundError
 
 from frontend.cluster.broker import Broker, lasting
 from frontend.cluster.bucket import LOST, TIMEOUT_S, making
+from ipc.errors import QueueUnavailable
 from ipc.logs import Seldom
 from ipc.metrics.cluster import Trouble
 from ipc.settings import Cluster
-from ipc.wire.cluster_names import Names
+from ipc.wire.cluster import Letter
+from ipc.wire.cluster_names import UNKNOWN, Names
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +52,9 @@ MOST_DELIVERIES = 20
 MOST_WAITING = 512
 DOWN_S = 1.0
 STREAM_EXISTS = 10058
+MOST_QUEUES = 1024
+"""Queues and consumers that are told apart in counts."""
+ADVISORY = "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.*.*"
 _UNMADE = "the queue cannot be made"
 
 
@@ -188,6 +196,75 @@ class Lane:
         oldest_ns = next(iter(self._unconfirmed.values()), 0)
         if oldest_ns and self._now_ns() - oldest_ns > self._confirm_ns:
             self.trouble("unconfirmed")
+
+
+class _Advisory(msgspec.Struct, frozen=True):
+    """The broker has delivered a message as often as its consumer may."""
+
+    stream: str
+    consumer: str
+    stream_seq: int
+    deliveries: int = 0
+
+
+class _Stored(msgspec.Struct, frozen=True):
+    """The answer of a stream to a message."""
+
+    error: dict[str, Any] | None = None
+    duplicate: bool = False
+
+
+_advisory, _stored = msgspec.json.Decoder(_Advisory), msgspec.json.Decoder(_Stored)
+
+
+class GivenUp:
+    """Letters of one gateway about items that queues have given up."""
+
+    def __init__(self, broker: Broker, names: Names, replies: str) -> None:
+        """The broker answers to letters below `replies`, which ends with a dot."""
+        self._broker, self._names, self._replies = broker, names, replies
+        self._seldom = Seldom(log)
+        self.counts: Counter[tuple[str, str]] = Counter()
+        """By what, and stream and consumer: letters that were the first, and those that could not be written."""
+        broker.listen(ADVISORY, self._heard)
+
+    def _count(self, what: str, queue: str) -> None:
+        if (what, queue) in self.counts or len(self.counts) < MOST_QUEUES:
+            self.counts[what, queue] += 1
+
+    def _heard(self, message: Msg) -> None:
+        try:
+            told = _advisory.decode(message.data)
+        except (msgspec.DecodeError, ValueError):
+            return
+        if not self._names.is_queue(told.stream, told.consumer):
+            # Another cluster has its queues at these brokers, too.
+            return
+        queue = f"{told.stream} {told.consumer}"
+        log.warning("queue %s gave up item %d after %d deliveries", queue, told.stream_seq, told.deliveries)
+        error = f"{told.stream} {told.stream_seq}: {told.deliveries} deliveries to {told.consumer}"
+        letter = msgspec.json.encode(Letter("deliveries", "", time.time(), 0, error=error))
+        subject, reply = self._names.dead(UNKNOWN), f"{self._replies}{told.stream}.{told.consumer}"
+        headers = {"Nats-Msg-Id": f"{told.stream}.{told.consumer}.{told.stream_seq}"}
+        try:
+            self._broker.send(subject, letter, reply, headers)
+        except QueueUnavailable:
+            self._count("dead_failures", queue)
+
+    def answered(self, place: str, message: Msg) -> None:
+        """The broker has answered to a letter about the queue at `place`, STREAM.CONSUMER."""
+        stream, _, consumer = place.partition(".")
+        if not self._names.is_queue(stream, consumer):
+            return
+        try:
+            stored = _stored.decode(message.data) if message.data else _Stored({})
+        except (msgspec.DecodeError, ValueError):
+            stored = _Stored({})
+        if stored.error is not None:
+            self._count("dead_failures", f"{stream} {consumer}")
+            self._seldom.warning("a dead letter could not be written", f"{stored.error}"[:200])
+        elif not stored.duplicate:
+            self._count("dead", f"{stream} {consumer}")
 
 
 class _Open(NamedTuple):

@@ -214,8 +214,8 @@ class GatewayMeter:
             getattr(metrics, what).labels(label).inc(more)
         elif what == "duplicate":
             metrics.duplicates.inc(more)
-        elif what == "config_deltas":
-            metrics.config_deltas.labels(*label.split()).inc(more)
+        elif what in ("config_deltas", "dead", "dead_failures"):
+            getattr(metrics, what).labels(*label.split()).inc(more)
         elif what in ("offloads", "skips", "unconfirmed", "config_failures"):
             getattr(metrics, what).inc(more)
         elif what == "claims":

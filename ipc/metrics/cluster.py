@@ -75,6 +75,18 @@ GATEWAY = (
         "skips", "sie_gateway_queue_inbox_skips", "Results that nobody waited for, or nobody could read."
     ),
     counter("unconfirmed", "sie_gateway_queue_ack_failures", "Items that the broker did not confirm."),
+    counter(
+        "dead",
+        "sie_gateway_dlq_events",
+        "Items that a queue gave up, and that this gateway told to the dead letters first.",
+        "stream consumer",
+    ),
+    counter(
+        "dead_failures",
+        "sie_gateway_dlq_republish_failures",
+        "Items that a queue gave up, and that no dead letter could be written about.",
+        "stream consumer",
+    ),
     gauge(
         "config_epoch",
         "sie_gateway_config_epoch",
@@ -157,6 +169,12 @@ BRIDGE = (
         "unloaded", "sie_pull_loop_nak_unloaded", "Items given back since the box lacks the model.", "model"
     ),
     counter("loads", "sie_pull_loop_model_loads", "Loads that items asked for.", "model"),
+    counter(
+        "mismatches",
+        "sie_pull_loop_config_hash_mismatches",
+        "Items whose producer has other configurations than the box; they run all the same.",
+        "model",
+    ),
     counter("received", "sie_worker_messages_received", "Deliveries of the queue to the box."),
     counter("acked", "sie_worker_messages_acked", "Deliveries that are done."),
     counter("naked", "sie_worker_messages_naked", "Deliveries that were given back."),
@@ -210,6 +228,8 @@ class GatewayMetrics(Families):
             self.lane.labels(lane)
         for reason in RESENT:
             self.resent.labels(reason)
+        for family in (self.dead, self.dead_failures):
+            family.labels("WORK_POOL_default", "default_default")
         for event in POOL_EVENTS:
             self.pool_events.labels(event)
         for amount in (self.leased, self.demand):
@@ -232,7 +252,7 @@ class BridgeMetrics(Families):
         """Make every series exist at zero from the first scrape on, of `MOST_TOUCHED` models at most."""
         self.inflight.set(0), self.untold.set(0)
         for model in touched(models):
-            for family in (self.fetched, self.waited, self.unloaded, self.loads):
+            for family in (self.fetched, self.waited, self.unloaded, self.loads, self.mismatches):
                 family.labels(model)
             for operation in ("encode", "score", "extract"):
                 self.processed.labels(model, operation)

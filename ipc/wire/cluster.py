@@ -286,6 +286,26 @@ class BoxHealth(Message, frozen=True, tag="health"):
     address: str = ""
 
 
+class Letter(msgspec.Struct, frozen=True):
+    """What was given up, as JSON for readers.
+
+    `nbytes` are those of the message, `body` is its base64 where bodies are kept. `box` is empty in a letter of a
+    gateway. `timestamp`: Unix seconds.
+    """
+
+    reason: str
+    box: str
+    timestamp: float
+    nbytes: int
+    work_item_id: str = ""
+    request_id: str = ""
+    model_id: str = ""
+    operation: str = ""
+    pool_name: str = ""
+    error: str = ""
+    body: str = ""
+
+
 class JudgedInput(Message, frozen=True, tag="judged"):
     """An input on which workers or boxes died, under a digest of the input; the words of `frontend.engine.poison`."""
 

@@ -17,7 +17,11 @@ MOST_TOKEN = 160
 """Characters of a token; a longer name ends with the digest of all of its characters."""
 INBOX = "_INBOX"
 _REPLACED = str.maketrans({"/": "__", ".": "_dot_", "*": "_", ">": "_", " ": "_"})
-_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_ID, _QUEUE = re.compile(r"[A-Za-z0-9_-]{1,64}"), re.compile(r"[A-Za-z0-9_-]{1,160}")
+
+
+UNKNOWN = "unknown"
+"""Stands for the model in subjects of dead letters about messages that name none."""
 
 
 def is_id(text: str) -> bool:
@@ -92,6 +96,10 @@ class Names:
     def dead(self, model: str) -> str:
         """Subject of dead letters about a model. Raises `InvalidInput` as `token_of` does."""
         return self._subject("sie", "dlq", token_of(model))
+
+    def is_queue(self, stream: str, consumer: str) -> bool:
+        """Whether a stream is the queue of a pool of this cluster, and the consumer may be one of its boxes."""
+        return stream.startswith(self.stream("")) and all(map(_QUEUE.fullmatch, (stream, consumer)))
 
     @property
     def dead_any(self) -> str:

@@ -51,6 +51,7 @@ def test_every_series_exists_at_zero_and_moves() -> None:
         stage.intake.draining = True
         stage.intake.take(stage.item(3), ack, 0.0)
         meter.untold(2)
+        meter.disagrees("m")
 
     asyncio.run(scene())
     after = values(metrics)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ from frontend.bridge.results import Results
 from frontend.cluster.engine import ClusterEngine
 from frontend.cluster.gateway import Gateway
 from frontend.cluster.items import Sent
+from frontend.cluster.queue import ADVISORY
 from frontend.cluster.transfers import Transfers
 from frontend.engine.boxes import GatewayMeter
 from frontend.server.drain import Drain
@@ -118,6 +120,51 @@ def test_an_item_that_the_queue_refuses_is_a_failed_ack(post: Post, answer: byte
         stage.hear("queued.default.item", answer)
         assert stage.value("unconfirmed") == (b"error" in answer)
         assert stage.value("publish") == (b"error" not in answer)
+
+    play(post, scene)
+
+
+ADVICE = b'{"stream": "WORK_POOL_bench", "consumer": "default_bench", "stream_seq": 7, "deliveries": 20}'
+QUEUE = {"stream": "WORK_POOL_bench", "consumer": "default_bench"}
+
+
+def test_an_item_that_a_queue_gave_up_has_a_letter_that_one_gateway_counts(post: Post) -> None:
+    async def scene(stage: Stage) -> None:
+        post.handlers[ADVISORY](SimpleNamespace(data=ADVICE))
+        ((subject, data),) = post.sent
+        assert subject == "sie.dlq.unknown"
+        letter = json.loads(data)
+        assert letter["reason"] == "deliveries" and "WORK_POOL_bench 7: 20 deliveries" in letter["error"]
+        place = "dead.WORK_POOL_bench.default_bench"
+        stage.hear(place, b'{"stream": "DEAD_LETTERS", "seq": 1}')
+        assert stage.value("dead", **QUEUE) == 1 and stage.value("dead_failures") == 0
+        stage.hear(place, b'{"stream": "DEAD_LETTERS", "seq": 1, "duplicate": true}')
+        assert stage.value("dead") == 1
+        for answer in (b"", b"x", b'{"error": {"code": 503, "description": "no space"}}'):
+            stage.hear(place, answer)
+        assert stage.value("dead_failures", **QUEUE) == 3 and stage.value("dead") == 1
+
+    play(post, scene)
+
+
+@pytest.mark.parametrize(
+    "advice",
+    [
+        b"",
+        b"{",
+        b"[]",
+        ADVICE.replace(b"WORK_POOL_bench", b"KV_x"),
+        ADVICE.replace(b"WORK_POOL_bench", b"other_WORK_POOL_a"),
+        ADVICE.replace(b"default_bench", b"a b"),
+        ADVICE.replace(b"default_bench", b"a.b"),
+        ADVICE.replace(b"7", b'"7"'),
+    ],
+)
+def test_advice_about_other_streams_and_nonsense_write_no_letter(post: Post, advice: bytes) -> None:
+    async def scene(stage: Stage) -> None:
+        post.handlers[ADVISORY](SimpleNamespace(data=advice))
+        stage.hear("dead.x", b""), stage.hear("dead.WORK_POOL_a.b c", b"")
+        assert post.sent == [] and stage.value("dead_failures") == 0
 
     play(post, scene)
 

@@ -380,3 +380,22 @@ def test_a_gateway_hears_a_box_on_the_subject_of_that_box_alone(post: Post) -> N
     assert not one.boxes.by_name
     post.bring("penstock.beat.box.*", beat, "penstock.beat.box.a")
     assert one.boxes.is_alive("a1")
+
+
+def test_an_item_of_a_producer_with_other_configurations_is_counted_and_runs(
+    monkeypatch: pytest.MonkeyPatch, post: Post
+) -> None:
+    async def scene() -> None:
+        one = bridge()
+        told: list[str] = []
+        monkeypatch.setattr(one._foreign, "take", lambda item, *_: told.append(item.bundle_config_hash))
+        digest = one._configured.told().digest
+        for theirs in ("", digest, "other"):
+            one._take_foreign(msgspec.structs.replace(item(), bundle_config_hash=theirs), b"", "", 0.0)
+        assert told == ["", digest, "other"]
+        found = [each for each in one._meter._metrics.mismatches.collect()[0].samples if each.value]
+        assert [(each.name, each.value) for each in found if each.name.endswith("_total")] == [
+            ("sie_pull_loop_config_hash_mismatches_total", 1.0)
+        ]
+
+    asyncio.run(scene())
