@@ -14,13 +14,14 @@ import re
 from ipc.wire.streams import CALLED, REASONING, TEXT
 from workers.generation.formats.bodies import Schemas, read_arguments
 from workers.generation.formats.regions import JsonEnd
-from workers.generation.formats.tags import SegmentParser, marks_of
+from workers.generation.formats.tags import Marks, SegmentParser
 from workers.generation.formats.written import Calls
 from workers.generation.request import Call, Segment
 
 MARKS = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|return|>", "<|call|>")
 OPENINGS = ("<|start|>", "<|channel|>")
 """Marks that begin a message, also within the body of another."""
+_ENDS = Marks(["<|end|>", "<|return|>", "<|call|>", *OPENINGS])
 _MOST_HEADER = 300
 _BODY = "<|message|>"
 _HEADS = ("<|start|>", "<|channel|>", _BODY, "to=", "assistant")
@@ -39,7 +40,7 @@ class HarmonyParser(SegmentParser):
         super().__init__()
         self._schemas, self._calls, self._held = schemas, calls, held
         self._is_plain = False
-        self._ends = marks_of("<|end|>", "<|return|>", "<|call|>", *OPENINGS)
+        self._ends = _ENDS
         self._rest = self._header = ""
         self._kind: int | None = TEXT if continues else None
         self._recipient = ""

@@ -29,6 +29,8 @@ from workers.generation.request import Segment
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _NAME, _ARGUMENTS, _PARAMETERS = '{"name": "', '", "arguments": ', '", "parameters": '
 _BREAKS = re.compile(r"\A\n{1,2}")
+_NO_CALLS: Mapping[str, Opened] = {}
+_NO_TOKENS: frozenset[str] = frozenset()
 
 
 class Wrapper(NamedTuple):
@@ -155,13 +157,6 @@ class Marks:
         return len(text)
 
 
-@lru_cache(maxsize=256)
-def marks_of(*marks: str) -> Marks:
-    """The marks of a format."""
-    # PERF: each choice has a parser, and all parsers of a model look for the same marks.
-    return Marks(list(marks))
-
-
 class Layout(NamedTuple):
     """What a tag parser looks for.
 
@@ -175,6 +170,35 @@ class Layout(NamedTuple):
     reasoning: Tags | None = None
     dropped: tuple[str, ...] = ()
     bare: bool = False
+
+
+class Sought(NamedTuple):
+    """Marks that a tag parser looks for.
+
+    outside   in visible text
+    written   those of `outside` that count where other tokens than marks write them
+    behind    those of `written` that count behind reasoning
+    inside    in reasoning
+    """
+
+    outside: Marks
+    written: Marks
+    behind: Marks
+    inside: Marks
+
+
+@lru_cache(maxsize=256)
+def _sought(
+    calls: tuple[str, ...], reasoning: Tags | None, dropped: tuple[str, ...], tokens: frozenset[str]
+) -> Sought:
+    """The marks of a layout. `tokens` are marks that mean nothing when other tokens write their letters."""
+    # PERF: each choice has a parser, and all parsers of a model look for the same marks.
+    opening = [reasoning.opened] if reasoning else []
+    marks = [*calls, *opening, *dropped]
+    written = [mark for mark in marks if mark not in tokens]
+    behind = [mark for mark in written if mark not in opening]
+    inside = [reasoning.closed] if reasoning else []
+    return Sought(Marks(marks), Marks(written), Marks(behind), Marks(inside))
 
 
 class SegmentParser:
@@ -220,16 +244,11 @@ class TagParser(SegmentParser):
         super().__init__()
         self._layout, self._schemas = layout, schemas
         self._is_held, self._is_plain, self._has_mark = tokens is not None, False, False
-        self._opened: dict[str, Opened] = dict(layout.calls) if calls else {}
+        self._opened = layout.calls if calls else _NO_CALLS
         self._bare = layout.bare and calls
-        opening = [layout.reasoning.opened] if layout.reasoning else []
-        dropped = list(layout.dropped) if calls else []
-        marks = [*self._opened, *opening, *dropped]
-        self._outside = marks_of(*marks)
-        written = [mark for mark in marks if mark not in (tokens or ())]
-        self._written = marks_of(*written)
-        self._behind = marks_of(*(mark for mark in written if mark not in opening))
-        self._inside = marks_of(*([layout.reasoning.closed] if layout.reasoning else []))
+        dropped = layout.dropped if calls else ()
+        sought = _sought(tuple(self._opened), layout.reasoning, dropped, tokens or _NO_TOKENS)
+        self._outside, self._written, self._behind, self._inside = sought
         self._rest = self._blanks = ""
         self._reasons = reasons and layout.reasoning is not None
         self._begins, self._skips = True, self._reasons and not continues
