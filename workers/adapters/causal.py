@@ -192,9 +192,11 @@ class CausalAdapter(Adapter):
             None if call.counts_only else self._grammars.factory(call, prompt.text, max_tokens, prompt.said)
         )
         shown = self._vocabulary.prompt_text(ids, call.text) if call.tells_prompt else None
-        began_ns = time.monotonic_ns()
-        seen = [] if call.counts_only else self._all_seen(pictures, call.space)
-        decode_ns = time.monotonic_ns() - began_ns if seen else 0
+        seen, decode_ns = list[Picture](), 0
+        if pictures and not call.counts_only:
+            began_ns = time.monotonic_ns()
+            seen = self._all_seen(pictures, call.space)
+            decode_ns = time.monotonic_ns() - began_ns
         request = GenerationRequest(
             None,
             ids,

@@ -342,7 +342,8 @@ class Scheduler:
             if stop > sequence.computed and self._has_blocks(sequence, stop):
                 spans.append(Span(sequence, sequence.computed, stop))
                 left -= stop - sequence.computed
-                scored -= len(spans[-1].scores)
+                if sequence.tells_prompt:
+                    scored -= len(spans[-1].scores)
 
     @staticmethod
     def launched(span: Span, chooses: bool) -> None:
@@ -389,8 +390,11 @@ class Scheduler:
             if not self._begin(sequence):
                 return
             del self.waiting[place]
-            self.running.append(sequence)
-            self.running.sort(key=_order)
+            running = self.running
+            running.append(sequence)
+            # PERF: most sequences begin in the order of their arrival.
+            if len(running) > 1 and sequence.order < running[-2].order:
+                running.sort(key=_order)
 
     def _sees(self, sequence: Sequence, sight: Sight) -> bool:
         """Whether the features are there for all tokens that a waiting sequence has to compute."""
@@ -407,8 +411,10 @@ class Scheduler:
 
         A prompt that is told is told before all choices.
         """
+        if sequence.choice == 0:
+            return False
         shared = (sequence.prompt_length - 1) // self._pool.block_tokens
-        return sequence.choice > 0 and any(
+        return any(
             other.request is sequence.request and (other.registered < shared or other.tells_prompt)
             for other in self.running
         )

@@ -146,7 +146,8 @@ class ChatTemplate:
             text = self._unfinished(text, name)
         if place is not None:
             text = place(text)
-        return Prompt(self._pieces.encode(text, self._control), _MARK.sub("", text), said)
+        shown = _MARK.sub("", text) if BEGIN in text or END in text else text
+        return Prompt(self._pieces.encode(text, self._control), shown, said)
 
     def plain(self, text: str) -> list[int]:
         """Token ids of a prompt without a template, with the tokens that the tokenizer puts around each text."""
@@ -243,23 +244,28 @@ class Marking:
             f"({'|'.join(map(re.escape, sorted(beginnings, key=len, reverse=True))) or '(?!)'})(?=\\s*$)"
         )
         self.marked = re.compile(f"{BEGIN}({self._whole.pattern}){END}|[{BEGIN}{END}]")
+        self._firsts = frozenset(token[0] for token in longest_first)
         self._tails = frozenset(beginning[-1] for beginning in beginnings)
 
     def mark(self, value: Any) -> Any:
         """The value, a string or lists and dicts of strings, with all its control tokens marked."""
+        # PERF: values come from a message, so a mapping is a dict; a look at the abstract type costs a microsecond.
         if isinstance(value, str):
             return self._mark_text(value)
-        if isinstance(value, Mapping):
-            return {self.mark(key): self.mark(part) for key, part in value.items()}
+        if isinstance(value, dict):
+            return {self._mark_text(key): self.mark(part) for key, part in value.items()}
         if isinstance(value, list | tuple):
             return [self.mark(part) for part in value]
         return value
 
     def _mark_text(self, text: str) -> str:
-        text = self._whole.sub(f"{BEGIN}\\g<0>{END}", _MARK.sub("", text))
-        # PERF: the search for a beginning looks at the end of a text, and only where a beginning can end so.
-        if text.rstrip()[-1:] in self._tails:
-            tail = text[-256:]
+        # PERF: most texts have neither marks nor control tokens, and a substitution costs more than a search.
+        if BEGIN in text or END in text:
+            text = _MARK.sub("", text)
+        if self._whole.search(text):
+            text = self._whole.sub(f"{BEGIN}\\g<0>{END}", text)
+        # PERF: the search for a beginning looks at the end of a text, and only where a beginning can stand and end so.
+        if text.rstrip()[-1:] in self._tails and not self._firsts.isdisjoint(tail := text[-256:]):
             text = text[: len(text) - len(tail)] + self._begun.sub(f"\\g<0>{END}", tail, count=1)
         return text
 
@@ -297,6 +303,8 @@ class PieceTokenizer:
 
     def encode(self, text: str, marking: Marking) -> list[int]:
         """Token ids of a rendered text with marks."""
+        if BEGIN not in text and END not in text:
+            return self._ordinary([text])[0]
         first, *others = marking.marked.split(text)
         ids, *inner = self._ordinary([first, *("\n" + piece for piece in others[1::2] if piece)])
         ordinary = iter(inner)
@@ -421,19 +429,21 @@ def _check_size(value: Any) -> None:
     """Raises `InputTooLong` for a request with more characters than a prompt can have, or nested too deeply."""
     total, level = 0, [value]
     for _ in range(MAX_DEPTH):
-        total += sum(len(part) for part in level if isinstance(part, str))
+        inner: list[Any] = []
+        for part in level:
+            if isinstance(part, str):
+                total += len(part)
+            elif isinstance(part, dict):
+                inner += part
+                inner += part.values()
+            elif isinstance(part, list | tuple):
+                inner += part
         if total > MAX_INPUT:
             raise InputTooLong(f"messages, tools and variables have over {MAX_INPUT} characters")
-        level = [inner for part in level for inner in _parts(part)]
-        if not level:
+        if not inner:
             return
+        level = inner
     raise InvalidInput(f"messages, tools and variables: nested over {MAX_DEPTH} levels")
-
-
-def _parts(value: Any) -> Iterable[Any]:
-    if isinstance(value, Mapping):
-        return [*value.keys(), *value.values()]
-    return value if isinstance(value, list | tuple) else ()
 
 
 def _refusal(error: Exception, what: str) -> InvalidInput:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from types import TracebackType
 
 import msgspec
 
@@ -258,15 +259,11 @@ class LocalEngine(Engine):
             if (end := parts.result) is not None:
                 _note(scope, end)
 
-    @asynccontextmanager
-    async def generate(
+    def generate(
         self, scope: RequestScope, work: Work, pace: Pace, past: Past | None = None
-    ) -> AsyncIterator[Generation]:
+    ) -> AbstractAsyncContextManager[Generation]:
         """Run planned work with a `GenerateCall`; see `Engine.generate`."""
-        with await LocalGeneration(self.client, _timed(work, scope), pace, past).begun() as generation:
-            yield generation
-            if (end := generation.result) is not None:
-                _note(scope, end)
+        return _RunningText(self.client, scope, work, pace, past)
 
     def ready(self) -> tuple[bool, str]:
         """Whether traffic is accepted, and the reason: a worker is up that has tried all models of the start.
@@ -291,6 +288,30 @@ class LocalEngine(Engine):
     async def is_kept_alive(self) -> bool:
         """Whether the supervisor lives."""
         return await asyncio.to_thread(is_held, self._settings.paths.lock("supervisor"))
+
+
+class _RunningText(AbstractAsyncContextManager[Generation]):
+    """One text, from its first run to its end.
+
+    PERF: each text has one, and a generator as a context costs three times as much.
+    """
+
+    def __init__(
+        self, client: Client, scope: RequestScope, work: Work, pace: Pace, past: Past | None
+    ) -> None:
+        self._client, self._scope, self._work, self._pace, self._past = client, scope, work, pace, past
+
+    async def __aenter__(self) -> Generation:
+        work = _timed(self._work, self._scope)
+        self._generation = LocalGeneration(self._client, work, self._pace, self._past)
+        return await self._generation.begun()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._generation:
+            if kind is None and (end := self._generation.result) is not None:
+                _note(self._scope, end)
 
 
 def _timed(work: Work, scope: RequestScope) -> Work:
