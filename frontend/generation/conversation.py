@@ -23,6 +23,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Annotated, Any
 
 import msgspec
@@ -84,6 +85,9 @@ class Choice:
     allowed: tuple[str, ...] = ()
 
 
+_FREE = Choice()
+
+
 def declared(
     name: Any, description: Any, parameters: Any, strict: Any, where: str, schema_field: str = "parameters"
 ) -> Function:
@@ -126,6 +130,8 @@ def functions_of(
 
     `hints` maps kinds of tools to what a client should do instead. Raises `InvalidField`.
     """
+    if not tools:
+        return []
     known = hints or {}
 
     def read(tool: Mapping[str, Any], where: str) -> Function | None:
@@ -180,12 +186,12 @@ def tool_use(functions: Sequence[Function], choice: Choice, parallel: bool | Non
 
     None without functions, and with a choice of `none`: a model that reads functions writes calls, which would be text.
     """
+    if not functions:
+        return None
     names = [function.name for function in functions]
     for index, name in enumerate(names):
         if name in names[:index]:
             raise InvalidField(f"tools[{index}]", f"function {name!a} is declared twice")
-    if not functions:
-        return None
     definitions = [function.definition for function in functions]
     nbytes = len(orjson.dumps(definitions))
     if nbytes > MAX_FUNCTIONS_NBYTES:
@@ -202,7 +208,7 @@ def choice_of(given: Any, names: Collection[str], own: Collection[str] = ()) -> 
     `names` are those of the functions, which alone can be named; `own` are tools of this server beside them.
     """
     if given is None:
-        return Choice()
+        return _FREE
     if isinstance(given, str):
         return mode_of(given, [*names, *own], "tool_choice")
     if not isinstance(given, dict):
@@ -271,10 +277,14 @@ class Conversation:
     def __init__(self, limits: Limits, field: str = "messages") -> None:
         self.messages: list[dict[str, Any]] = []
         self.field = field
-        self.album = Album(limits)
         self._limits = limits
         self._nbytes = 0
         self._called: dict[str, str] = {}
+
+    @cached_property
+    def album(self) -> Album:
+        """The pictures of all messages, made with the first message that is no plain text."""
+        return Album(self._limits)
 
     def add(
         self,
@@ -418,18 +428,17 @@ def messages_of(
         talk.add("user", given, "messages")
         return talk.finished()
     for index, message in enumerate(given):
-        where = f"messages[{index}]"
+        where, content = f"messages[{index}]", message.content
+        # PERF: most messages are a text without calls.
+        if not isinstance(content, str | None):
+            standing = Standing(in_result=message.role == "tool")
+            content = content_of(content, f"{where}.content", talk.album, hosted, standing)
+        told = message.tool_calls
         talk.add(
             message.role,
-            content_of(
-                message.content,
-                f"{where}.content",
-                talk.album,
-                hosted,
-                Standing(in_result=message.role == "tool"),
-            ),
+            content,
             where,
-            calls=calls_of(talk, message.tool_calls, f"{where}.tool_calls"),
+            calls=() if told is None else calls_of(talk, told, f"{where}.tool_calls"),
             call_id=message.tool_call_id,
             name=message.name,
             reasoning=_reasoning(message, where),

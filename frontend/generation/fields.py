@@ -23,6 +23,7 @@ variables of templates.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Annotated, Any, ClassVar
 
 import msgspec
@@ -352,6 +353,9 @@ class HostedFields(SamplingFields, kw_only=True):
         `hosted` has what messages and tools ask for, `functions` are those of the client. Raises `InvalidField` for a
         feature that this server does not offer, and for a permission that cannot hold.
         """
+        # PERF: most requests say nothing of tools of the server.
+        if not (functions or hosted.features or hosted.inputs) and _asked_of_server(self) == _NOTHING_ASKED:
+            return None
         for name, feature in (("enable_shell", SHELL), ("enable_code_execution", CODE)):
             if getattr(self, name) not in (None, False):
                 hosted.use(feature, name, name)
@@ -370,6 +374,13 @@ class HostedFields(SamplingFields, kw_only=True):
             streams=streams,
             functions=[function.name for function in functions],
         )
+
+
+_ASKED = (
+    *("web_search_options", "enable_shell", "enable_code_execution", "agent_permission"),
+    *("code_execution_permission", "session_id", "files", "max_tool_rounds"),
+)
+_asked_of_server, _NOTHING_ASKED = attrgetter(*_ASKED), (None,) * len(_ASKED)
 
 
 class TalkFields(HostedFields, kw_only=True):

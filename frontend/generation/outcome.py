@@ -143,7 +143,8 @@ class ChoiceOutcome:
     @property
     def reason(self) -> str:
         """Why it ended; a choice that was cut off counts as canceled."""
-        return finish_reason(self.finished, bool(self.calls)) if self.finished else "canceled"
+        has_calls = any(isinstance(part, GrowingCall) for part in self.parts)
+        return finish_reason(self.finished, has_calls) if self.finished else "canceled"
 
 
 def object_of(call: Called) -> str:

@@ -70,7 +70,11 @@ async def send_json(resp: Response, render: Render, outcome: Outcome) -> None:
     """Answer with the body of an outcome."""
     long = sum(len(each.logprobs) + len(each.prompt_tokens) for each in outcome.choices) > MANY_TOKENS
     resp.content_type = falcon.MEDIA_JSON
-    resp.data = await off_loop_if(long, lambda: msgspec.json.encode(render(outcome)))
+    resp.data = await off_loop_if(long, _written, render, outcome)
+
+
+def _written(render: Render, outcome: Outcome) -> bytes:
+    return msgspec.json.encode(render(outcome))
 
 
 async def send_stream(

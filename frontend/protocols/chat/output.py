@@ -197,10 +197,15 @@ class ChatAnswer(msgspec.Struct):
 def answer_of(envelope: Envelope, outcome: Outcome, logprobs: bool) -> ChatAnswer:
     """The body; with `logprobs` each choice has those of its tokens."""
     choices = [_choice(index, choice, logprobs) for index, choice in enumerate(outcome.choices)]
+    kind: Any = envelope.object
     return ChatAnswer(
-        **envelope.fields(),
-        choices=choices,
-        usage=usage_of(outcome.counts),
+        envelope.id,
+        kind,
+        envelope.created,
+        envelope.model,
+        FINGERPRINT,
+        choices,
+        usage_of(outcome.counts),
         session_id=outcome.session_id or msgspec.UNSET,
         agentic_tool_calls=outcome.records or msgspec.UNSET,
         files=outcome.files[:MAX_FILES] or msgspec.UNSET,
