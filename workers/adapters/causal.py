@@ -192,7 +192,8 @@ class CausalAdapter(Adapter):
             None if call.counts_only else self._grammars.factory(call, prompt.text, max_tokens, prompt.said)
         )
         shown = self._vocabulary.prompt_text(ids, call.text) if call.tells_prompt else None
-        seen, decode_ns = list[Picture](), 0
+        seen: list[Picture] = []
+        decode_ns = 0
         if pictures and not call.counts_only:
             began_ns = time.monotonic_ns()
             seen = self._all_seen(pictures, call.space)

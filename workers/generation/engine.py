@@ -336,7 +336,9 @@ class Engine:
 
     def _take(self, choosing: Sequence[Choice], chosen: Sequence[Chosen]) -> None:
         """Each sequence takes its token. Raises `Spoiled` for those that could not, once all have had their turn."""
-        failed, emitted = dict[Choice, Exception](), self._emitted
+        # PERF: `dict[Choice, Exception]()` would make its type anew in each step.
+        failed: dict[Choice, Exception] = {}
+        emitted = self._emitted
         for sequence, (token, logprob) in zip(choosing, chosen, strict=True):
             before = len(emitted)
             try:

@@ -253,7 +253,7 @@ class Marking:
         if isinstance(value, str):
             return self._mark_text(value)
         if isinstance(value, dict):
-            return {self._mark_text(key): self.mark(part) for key, part in value.items()}
+            return {self.mark(key): self.mark(part) for key, part in value.items()}
         if isinstance(value, list | tuple):
             return [self.mark(part) for part in value]
         return value

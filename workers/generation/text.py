@@ -45,6 +45,7 @@ _SAMPLE = "Ünï 你好 🙂\n\tf(x)  = {0}"
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _META = "\u2581"
 _UNFINISHED = "\ufffd"
+_Decoder = codecs.getincrementaldecoder("utf-8")
 _JOINT = 8
 """Tokens of a prompt with which the first tokens of a continuation are decoded."""
 
@@ -104,7 +105,7 @@ class Vocabulary:
         return self._by_bytes(silent) if self.is_exact else _Window(self._tokenizer, silent, before).push
 
     def _by_bytes(self, silent: frozenset[int]) -> Callable[[int | None], str]:
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        decoder = _Decoder("replace")
         known, whole = self._bytes, self._whole
         begun = False
 
