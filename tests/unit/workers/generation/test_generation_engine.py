@@ -295,11 +295,12 @@ def test_an_end_token_ends_one_choice_and_leaves_the_others() -> None:
 
 
 @pytest.mark.usefixtures("both_modes_at_length")
-def test_a_thousand_requests_that_end_in_all_ways_leave_every_block_free() -> None:
+@pytest.mark.parametrize("count", [300, pytest.param(1000, marks=pytest.mark.long)])
+def test_many_requests_that_end_in_all_ways_leave_every_block_free(count: int) -> None:
     chance = random.Random(7)
     engine, answers = engine_of(llama(), blocks=40, max_sequences=16, prefill_tokens=64), Answers()
     paused: list[int] = []
-    for number in range(1000):
+    for number in range(count):
         length = chance.choice(LENGTHS)
         engine.add(request_of(number, PROMPTS[length], chance.randint(1, 4), n=chance.choice((1, 1, 1, 2))))
         if number % 4 == 0:
@@ -314,7 +315,7 @@ def test_a_thousand_requests_that_end_in_all_ways_leave_every_block_free() -> No
     for key in paused:
         engine.resume(key)
     answers.run(engine)
-    assert len({key for key, _ in answers.finishes}) > 800
+    assert len({key for key, _ in answers.finishes}) > 0.8 * count
     assert engine.pool.used == 0 and not list(engine.keys)
     assert sorted([*engine.pool._empty, *engine.pool._resting]) == list(range(engine.pool.total))
 
