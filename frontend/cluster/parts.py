@@ -64,6 +64,8 @@ class Parts:
         """Names of this process that a row may name soon."""
         self._suspects: set[str] = set()
         """Orphans of the last sweep."""
+        self.is_full = False
+        """Whether the brokers had no room for the last write of the store."""
 
     @property
     def prefix(self) -> str:
@@ -87,9 +89,13 @@ class Parts:
         """Write bytes under a new name; `read` gets position and number, and returns as many bytes."""
         self.writing.add(name)
         try:
-            return await self._put(name, nbytes, read)
+            large = await self._put(name, nbytes, read)
         except LOST as error:
-            raise unreadable(error, self._bucket) from error
+            found = unreadable(error, self._bucket)
+            self.is_full = is_full(found)
+            raise found from error
+        self.is_full = False
+        return large
 
     async def _put(self, name: str, nbytes: int, read: Callable[[int, int], Awaitable[bytes]]) -> Large:
         stream, size = self._stream(), self._part_nbytes

@@ -61,9 +61,11 @@ class ClusterPlace:
         self._seldom = Seldom(log)
         self.lives = lives
         self._stores: dict[str, SharedRows] = {}
+        self._all_parts: list[Parts] = []
 
     def _parts(self, store: str) -> Parts:
-        return Parts(self._broker, self._names.files, store, self.lives)
+        self._all_parts.append(Parts(self._broker, self._names.files, store, self.lives))
+        return self._all_parts[-1]
 
     def rows(self, file: str, schema: str, tables: Tables) -> SharedRows:
         """The tables of a store. A second call for the same store gives the same object."""
@@ -86,6 +88,10 @@ class ClusterPlace:
     def contents(self, name: str) -> SharedContents:
         """The contents of a store."""
         return SharedContents(self._root / name, self._parts(name))
+
+    def lacks_room(self, nbytes: int) -> bool:
+        """Whether the brokers have refused the last write of a store for their room: how much they have is not told."""
+        return any(parts.is_full for parts in self._all_parts)
 
     def bell(self, name: str) -> SharedBell:
         """What tells of changes of the store whose name begins like that of the bell."""

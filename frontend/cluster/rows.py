@@ -40,6 +40,7 @@ from frontend.cluster.bucket import GONE, LOST, TIMEOUT_S, create, subjects_of
 from frontend.cluster.copies import MARKS_S, Change, RowsCopy, Written
 from frontend.cluster.kept import OTHER_REVISION
 from frontend.cluster.parts import Parts, unreadable
+from frontend.state.errors import is_full
 from frontend.state.places import Tables
 from ipc.errors import InvalidInput, ProtocolError
 from ipc.store.store import How, StoreAway, StoreUnreadable
@@ -172,9 +173,12 @@ class SharedRows:
                 result, changes = await self._copy.tried(how)
                 try:
                     if await self._published(changes, position, attempt):
+                        self._parts.is_full = False
                         return result
                 except LOST as error:
-                    raise unreadable(error, self._bucket) from error
+                    found = unreadable(error, self._bucket)
+                    self._parts.is_full = is_full(found)
+                    raise found from error
                 finally:
                     # What a row names by now stays; the sweep removes the rest.
                     self._parts.writing.clear()

@@ -88,6 +88,9 @@ class Place(Protocol):
     def bell(self, name: str) -> Ringing:
         """What tells of changes of a store."""
 
+    def lacks_room(self, nbytes: int) -> bool:
+        """Whether so many bytes more would find no room; False where nobody can tell. May take its time."""
+
 
 class Processes:
     """Processes of this host. A server is an arbiter."""
@@ -122,3 +125,12 @@ class OnDisk:
     def bell(self, name: str) -> Bell:
         """A file that the kernel watches."""
         return Bell(self._root / name)
+
+    def lacks_room(self, nbytes: int) -> bool:
+        """Whether the file system has fewer free bytes; False where it does not tell."""
+        try:
+            place = next(path for path in (self._root, *self._root.parents) if path.exists())
+            found = os.statvfs(place)
+        except OSError:
+            return False
+        return found.f_bavail * found.f_frsize < nbytes

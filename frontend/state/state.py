@@ -3,14 +3,14 @@
 1. Stores open nothing until they are used. All frontends of a server use the same files.
 2. Every `SWEEP_EVERY_S` each frontend deletes what has expired, and orphans of killed processes. Sweeps of several
    frontends do no harm to one another.
-3. After each sweep a thread asks the file system for room, so that operators learn of a full disk before clients do.
+3. After each sweep a thread asks for room: the file system, so that operators learn of a full disk before clients do,
+   or whether brokers have refused the last write for their room.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -34,7 +34,7 @@ class State:
     def __init__(self, settings: Settings, place: Place | None = None) -> None:
         """Opens nothing yet. Without a `place` the state lies in the state directory."""
         root, bounds = settings.state_root, settings.state
-        self._root, self._least_nbytes = root, bounds.max_file_bytes
+        self._least_nbytes = bounds.max_file_bytes
         self.kept = (0, 0)
         """Number and bytes of files at the last sweep."""
         self.is_full = False
@@ -57,16 +57,8 @@ class State:
             self._sweeping.cancel()
 
     def lacks_room(self) -> bool:
-        """Whether the file system has fewer free bytes than one upload may have (`state.max_file_bytes`).
-
-        False where the file system does not tell. A file system of another host may take its time.
-        """
-        try:
-            place = next(path for path in (self._root, *self._root.parents) if path.exists())
-            found = os.statvfs(place)
-        except OSError:
-            return False
-        return found.f_bavail * found.f_frsize < self._least_nbytes
+        """Whether there is less room than one upload may take (`state.max_file_bytes`)."""
+        return self.place.lacks_room(self._least_nbytes)
 
     async def _sweep(self) -> None:
         while True:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 import pytest
+from nats.js.errors import APIError
 
 from frontend.cluster import bucket, copies, rows
 from frontend.cluster.rows import SharedRows
@@ -354,6 +355,25 @@ def test_rows_larger_than_a_row_may_be_are_neither_written_nor_read(
             await far.put("b", 1, b"x" * 600_000)
         assert refused.value.errno == errno.EFBIG
         assert await near.ids() == ["a"]
+
+    run(act())
+
+
+def test_brokers_without_room_are_told_until_a_write_finds_room(near: Gateway, streams: Streams) -> None:
+    def refuse(subject: str, data: bytes) -> None:
+        raise APIError(code=503, description="insufficient storage resources available", err_code=10047)
+
+    async def act() -> None:
+        await near.put("a")
+        for data in (b"", b"x" * 300_000):
+            assert not near.place.lacks_room(1)
+            streams.on_publish = refuse
+            with pytest.raises(StoreUnreadable, match="no room"):
+                await near.put("b", 1, data)
+            assert near.place.lacks_room(1)
+            streams.on_publish = lambda subject, data: None
+            await near.put("c", 1, data)
+        assert not near.place.lacks_room(1)
 
     run(act())
 

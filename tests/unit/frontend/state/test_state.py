@@ -41,7 +41,7 @@ def test_less_room_than_one_upload_may_have_is_told(tmp_path: Path, monkeypatch:
         asked.append(path)
         return SimpleNamespace(f_bavail=free // 4096, f_frsize=4096)
 
-    monkeypatch.setattr(states.os, "statvfs", statvfs)
+    monkeypatch.setattr(os, "statvfs", statvfs)
     assert not state.lacks_room()
     free -= 4096
     assert state.lacks_room()
@@ -56,7 +56,7 @@ def test_a_file_system_that_does_not_tell_is_not_called_full(
     def refuse(path: Path) -> os.statvfs_result:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(states.os, "statvfs", refuse)
+    monkeypatch.setattr(os, "statvfs", refuse)
     assert not _made(tmp_path).lacks_room()
 
 
