@@ -81,11 +81,14 @@ class History:
         yield
         span.ended_s = time.monotonic() + AFTER_S
 
-    def _may_fail(self, call: Call, what: str) -> bool:
+    def overlaps(self, what: str, began_s: float, ended_s: float) -> bool:
+        """Whether a fault of this name lasted at any instant of a time."""
         return any(
-            span.what == what and span.began_s <= call.ended_s and call.began_s <= span.ended_s
-            for span in self.spans
+            span.what == what and span.began_s <= ended_s and began_s <= span.ended_s for span in self.spans
         )
+
+    def _may_fail(self, call: Call, what: str) -> bool:
+        return self.overlaps(what, call.began_s, call.ended_s)
 
     def violations(self) -> list[str]:
         """What must not have happened, a line each."""
