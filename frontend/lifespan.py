@@ -14,7 +14,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import logging
 import os
@@ -56,7 +55,6 @@ MOST_MODELS = 12
 WATCH_EVERY_S = 0.5
 SUPERVISOR_GRACE_S = 5.0
 EXIT_UNSUPERVISED = 3
-GC_THRESHOLDS = 10_000, 20, 20
 
 
 def summary(services: Services) -> str:
@@ -345,10 +343,7 @@ class Lifespan:
         self._keeper = Keeper(settings.paths, services.directory.workers)
         own = [watch.run, self._keeper.run, *([host.run_link] if settings.agent.has_tools else [])]
         self._tasks = [asyncio.get_running_loop().create_task(run()) for run in (*own, *services.lasting)]
-        # PERF: modules and the application are never garbage, and nearly all objects of a request end without the
-        # collector. So the collector looks at new objects only, and seldom.
-        gc.freeze()
-        gc.set_threshold(*GC_THRESHOLDS)
+        processes.collect_seldom()
 
     async def process_shutdown(self, scope: dict[str, Any], event: dict[str, Any]) -> None:
         """Give everything back, once the work without requests has ended."""

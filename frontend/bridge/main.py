@@ -91,6 +91,7 @@ async def _serve(config: Settings) -> None:
     log.info("box %s begins, life %s", bridge.box, bridge.life)
     notifier = processes.Notifier()
     notifier.send(ready=1)
+    processes.collect_seldom()
     while not stopping.is_set():
         status = "joined a broker" if bridge.broker.up else "no broker can be reached"
         has = f"{bridge.items} items, {bridge.intake.kept} answers kept"

@@ -64,7 +64,7 @@ class Relay(ABC, Generic[P]):
     @property
     def has_room(self) -> bool:
         """Whether the gateway takes more."""
-        return self._flow.open and self._kept_nbytes < KEPT_NBYTES
+        return self._kept_nbytes < KEPT_NBYTES and self._flow.open
 
     async def room(self) -> None:
         """Wait until the gateway takes more."""
@@ -120,6 +120,11 @@ class Relays(ABC, Generic[R, P]):
 
     def _say(self, router: str, pieces: Sequence[tuple[str, P]]) -> None:
         most = min(MESSAGE_NBYTES, self._most_inline())
+        if len(pieces) <= MOST_IDS and sum([piece.nbytes + len(name) for name, piece in pieces]) <= most:
+            # PERF: nearly always.
+            if pieces:
+                self._send(*self._message(router, pieces))
+            return
         some, nbytes = list[tuple[str, P]](), 0
         for name, piece in pieces:
             if some and (nbytes + piece.nbytes > most or len(some) == MOST_IDS):

@@ -183,10 +183,9 @@ class Runs(Generic[R]):
         dispatch = self._office.dispatch
         held = dispatch.items.get(name)
         run = None if held is None else self._runs.get(held)
-        if run is None or box.life not in run.held.boxes:
+        if held is None or run is None or box.life not in held.boxes:
             dispatch.drop(box.life, name)
             return None
-        held = run.held
         if held.future.done():
             return None
         if number != held.pieces + 1:

@@ -60,6 +60,7 @@ class TextRun(Run):
     def __init__(self, texts: Texts, held: Sent, on_origin: Callable[[Origin], None]) -> None:
         super().__init__(texts, held)  # type: ignore[arg-type]
         self.on_origin = on_origin
+        self.choices = held.plan.call.n if isinstance(held.plan.call, GenerateCall) else 0
         self.texts: dict[int, TextTaker] = {}
         self._open: list[tuple[Deltas, int]] = []
         self._open_nbytes = 0
@@ -137,14 +138,19 @@ class Texts(Runs[TextRun]):
         if box is None:
             return
         now_ns = self._now_ns()
-        runs = [
-            self.next(box, name, number, now_ns)
-            for name, number in zip(pieces.names, pieces.numbers, strict=True)
-        ]
-        takers = [None if run is None else run.texts.get(0) for run in runs]
-        counts = [0 if run is None else _choices(run.held.plan) for run in runs]
         deltas, opened = pieces.deltas, frozenset(pieces.open)
-        waits = bool(opened) or any(run is not None and run.has_open for run in runs)
+        waits = bool(opened)
+        runs, takers, counts = list[TextRun | None](), list[TextTaker | None](), list[int]()
+        for name, number in zip(pieces.names, pieces.numbers, strict=True):
+            run = self.next(box, name, number, now_ns)
+            runs.append(run)
+            if run is None:
+                takers.append(None)
+                counts.append(0)
+                continue
+            takers.append(run.texts.get(0))
+            counts.append(run.choices)
+            waits = waits or run.has_open
         columns = deltas.ids, deltas.kinds, deltas.choices, deltas.texts, deltas.tokens
         written, logprobs = deltas.written or [b""] * len(deltas.ids), deltas.logprobs
         # PERF: as `Streams` of a worker's channel: most entries are plain text.
@@ -177,10 +183,6 @@ class Texts(Runs[TextRun]):
         sent = self._office.item(TEXT, work, payload, scope.deadline_ns, start_by_ns, choice=scope.choice)
         sent.in_pieces = True
         return sent
-
-
-def _choices(work: Work) -> int:
-    return work.call.n if isinstance(work.call, GenerateCall) else 0
 
 
 class ClusterText(CarriedText):

@@ -18,7 +18,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import msgspec
 
@@ -286,6 +286,31 @@ class Past:
     moves: int
 
 
+class TextRelay(Protocol):
+    """Who sends text on to another process."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the other process takes more."""
+
+    def pass_on(
+        self,
+        kind: int,
+        choice: int,
+        text: str,
+        tokens: int,
+        ids: bytes | None,
+        logprobs: list[TokenLogprob] | None,
+        nbytes: int,
+        finish: Finish | None = None,
+    ) -> None:
+        """An entry of the kind TEXT, REASONING or FINISHED of one choice; the last one has a `finish`.
+
+        `ids` are those of the tokens of the choice since the mark before, as in `Mark`; None without marks. The text
+        counts as taken, with `nbytes` (`nbytes_of`).
+        """
+
+
 class Generation(ABC):
     """One running request: an async iterator of lists of events, each with all that has arrived since the last list.
 
@@ -313,6 +338,14 @@ class Generation(ABC):
         Behind `__anext__` and before anything else is awaited, the mark fits the events so far.
         """
         return None
+
+    def pass_to(self, relay: TextRelay) -> bool:
+        """Text and ends that come while the reader waits shall go to `relay` in place of a list, while that has room.
+
+        PERF: the reader sleeps through most tokens. Repeat the call behind each list: a run that follows a lost one
+        begins with a list, whose mark tells what writes. False where the engine tells all in lists.
+        """
+        return False
 
 
 class Pace:

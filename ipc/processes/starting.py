@@ -24,6 +24,7 @@ TOP = Path(__file__).resolve().parents[2]
 
 _KEEP_ENVIRONMENT = "SPT_NOENV"
 """Makes setproctitle keep the environment in /proc/PID/environ, which a title would overwrite."""
+GC_THRESHOLDS = 10_000, 20, 20
 ENDED_BY = "WORKER_ENDED_BY"
 """Variable in which the supervisor tells a worker how the earlier life of its slot ended: `signal-9`, `exit-70`, ..."""
 _imports_lock = threading.Lock()
@@ -82,6 +83,14 @@ def title(text: str) -> None:
 
 
 _BEHIND = (errno.EAGAIN, errno.ENOBUFS)
+
+
+def collect_seldom() -> None:
+    """Have the collector look at new objects only, and seldom, in a process that has started and serves requests."""
+    # PERF: modules and the application are never garbage, and nearly all objects of a request end without the
+    # collector.
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
 
 
 class Notifier:

@@ -37,6 +37,8 @@ MOST_COUNT, MOST_CALLS = 1 << 40, 1 << 16
 """Most tokens that a message may count, and most calls of a choice that a box may be told of: it notes each one."""
 Count = Annotated[int, msgspec.Meta(ge=0, le=MOST_COUNT)]
 Calls = Annotated[int, msgspec.Meta(ge=0, le=MOST_CALLS)]
+_NEEDY = frozenset((FINISHED, CALLED, QUEUED, STARTED))
+"""Kinds of entries of which a map has something."""
 TOKEN_NBYTES = 4
 """Of each id in `Deltas.written` and `Written.choices`."""
 
@@ -92,7 +94,7 @@ def read_pieces(data: bytes) -> Pieces:
     pieces = read_message(_pieces, data, "text")
     deltas, names = pieces.deltas, len(pieces.names)
     columns = (deltas.choices, deltas.kinds, deltas.texts, deltas.tokens, deltas.written or deltas.ids)
-    if names != len(pieces.numbers) or any(len(column) != len(deltas.ids) for column in columns):
+    if names != len(pieces.numbers) or {len(column) for column in columns} != {len(deltas.ids)}:
         raise ProtocolError("the columns of a text have different lengths")
     if not _lies_in([*pieces.open, *pieces.origins], names):
         raise ProtocolError("a piece of a text has no text")
@@ -100,7 +102,7 @@ def read_pieces(data: bytes) -> Pieces:
         raise ProtocolError("an entry of a text names no text, or is of no kind")
     if min(deltas.choices, default=0) < 0 or not _are_counts(deltas.tokens):
         raise ProtocolError("an entry of a text names no choice, or counts what are no tokens")
-    if any(len(ids) % TOKEN_NBYTES for ids in deltas.written):
+    if any(nbytes % TOKEN_NBYTES for nbytes in set(map(len, deltas.written))):
         raise ProtocolError("an entry of a text has a part of a token")
     _check_maps(deltas)
     return pieces
@@ -121,7 +123,8 @@ def _check_maps(deltas: Deltas) -> None:
     ends = (each for finish in deltas.finishes.values() for each in (finish.tokens, finish.reasoning_tokens))
     if not _are_counts([*starts, *ends]):
         raise ProtocolError("a start or an end of a text counts what are no tokens")
-    for at, kind in enumerate(deltas.kinds):
+    # PERF: nearly all messages have nothing but text.
+    for at, kind in enumerate(deltas.kinds) if not _NEEDY.isdisjoint(deltas.kinds) else ():
         if kind == FINISHED:
             finish = deltas.finishes.get(at)
             if finish is None or finish.reason not in FINISH_REASONS:

@@ -22,7 +22,7 @@ from functools import cached_property
 from typing import Self
 
 from frontend.engine.answer import Answer
-from frontend.engine.events import Event, Generation, Mark, Pace, Past, Prompted, Started
+from frontend.engine.events import Event, Generation, Mark, Pace, Past, Prompted, Started, TextRelay
 from frontend.engine.streams.delta_stream import DeltaStream
 from frontend.engine.streams.incoming import cut_off
 from frontend.engine.streams.progress import Gap, KeptIds, Progress
@@ -143,6 +143,11 @@ class CarriedText(Generation):
     def mark(self) -> Mark | None:
         """See `Generation.mark`."""
         return self._progress.mark(self._identity, self._deaths, self._pictures)
+
+    def pass_to(self, relay: TextRelay) -> bool:
+        """See `Generation.pass_to`."""
+        self._run.relay = relay
+        return True
 
     @property
     def result(self) -> Answer | None:

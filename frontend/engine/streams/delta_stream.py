@@ -31,6 +31,7 @@ from frontend.engine.events import (
     Reasoning,
     Started,
     Text,
+    TextRelay,
 )
 from frontend.engine.streams.incoming import TEXT_KINDS, Delivery, Incoming, TextSource
 from frontend.engine.streams.progress import Gap, Progress
@@ -40,6 +41,7 @@ from ipc.wire.streams import (
     CALL_CUT,
     CALL_ENDED,
     CALLED,
+    FINISHED,
     HELD,
     PROMPT,
     QUEUED,
@@ -63,6 +65,8 @@ class DeltaStream(Incoming[Event], Generation):
     """One run of a request at one worker."""
 
     channel: TextSource
+    relay: TextRelay | None = None
+    """See `Generation.pass_to`."""
 
     def __init__(
         self,
@@ -136,8 +140,15 @@ class DeltaStream(Incoming[Event], Generation):
             progress.take(choice, ids)
         self.answering = progress.has_text = True
         self._pace.step(choice, tokens, now_ns)
+        nbytes = nbytes_of(text, logprobs)
+        if (relay := self._open_relay) is not None:
+            relay.pass_on(kind, choice, text, tokens, progress.fresh(choice), logprobs, nbytes)
+            self._untold_nbytes += nbytes
+            if self._untold_nbytes >= TELL_AFTER:
+                self._tell_taken()
+            return
         self._waiting.append((Text if kind == TEXT else Reasoning)(choice, text, tokens, logprobs))
-        self._waiting_nbytes += nbytes_of(text, logprobs)
+        self._waiting_nbytes += nbytes
         self._wake()
 
     def take(self, deltas: Deltas, at: int, now_ns: int) -> None:
@@ -175,6 +186,7 @@ class DeltaStream(Incoming[Event], Generation):
             self._take_call(deltas, at, now_ns)
         else:
             self._finish(choice, deltas.finishes[at], deltas.logprobs.get(at), now_ns)
+            return
         self._wake()
 
     @staticmethod
@@ -219,9 +231,13 @@ class DeltaStream(Incoming[Event], Generation):
         self.answering = True
         self._progress.end(choice)
         self._pace.finished(choice, finish, now_ns)
+        if (relay := self._open_relay) is not None:
+            relay.pass_on(FINISHED, choice, "", 0, self._progress.fresh(choice), logprobs, 0, finish)
+            return
         self._waiting.append(
             Finished(choice, finish.reason, finish.stop, finish.tokens, finish.reasoning_tokens, logprobs)
         )
+        self._wake()
 
     def look(self, now_ns: int) -> None:
         """End a stream whose next entry takes too long, or that is to go on elsewhere."""
@@ -231,11 +247,23 @@ class DeltaStream(Incoming[Event], Generation):
         if (reason := late or self._why_move()) is not None:
             self._fail(reason)
 
+    @property
+    def _open_relay(self) -> TextRelay | None:
+        """Who sends on what comes now: the reader waits, and has had all before. The end of a gap is for the reader."""
+        relay = self.relay
+        if relay is None or self._waiting or self._progress.gap is not None or not self._is_awaited:
+            return None
+        return relay if relay.has_room else None
+
     def _let_go(self) -> None:
         """The text that was handed out is taken."""
         self._untold_nbytes += self._held_nbytes
         self._held_nbytes = 0
-        if self._untold_nbytes >= TELL_AFTER and not self._final.done():
+        if self._untold_nbytes >= TELL_AFTER:
+            self._tell_taken()
+
+    def _tell_taken(self) -> None:
+        if not self._final.done():
             self.channel.streams.text_taken(self._request, self._untold_nbytes)
             self._untold_nbytes = 0
 

@@ -163,6 +163,14 @@ class Progress:
         self._marked = [len(ids) for ids in self._ids]
         return Mark(self._seed, fresh, self.weights, identity, deaths, pictures)
 
+    def fresh(self, choice: int) -> bytes | None:
+        """The ids of a choice since the last mark, which count as told; None if nobody could carry on the text."""
+        if not self._keeps:
+            return None
+        ids, at = self._ids[choice], self._marked[choice]
+        self._marked[choice] = len(ids)
+        return bytes(ids[at:])
+
     def take(self, choice: int, ids: bytes) -> None:
         """Ids of further tokens of a choice have arrived, with the text of these."""
         if self._keeps and self._kept.take(len(ids)):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,11 +18,23 @@ from frontend.bridge.texts import (
     Texts,
     TextStream,
 )
-from frontend.engine.events import Arguments, Event, Finished, Mark, Prompted, Started, Text
+from frontend.engine.events import Arguments, Event, Finished, Mark, Prompted, Reasoning, Started, Text
 from ipc.settings import Settings
 from ipc.wire.cluster import VERSION, Taken
 from ipc.wire.cluster_text import Origin, Pieces, read_pieces
-from ipc.wire.streams import ARGUMENTS, HELD, PROMPT, STARTED, TEXT, PromptToken, TokenLogprob
+from ipc.wire.streams import (
+    ARGUMENTS,
+    FINISHED,
+    HELD,
+    PROMPT,
+    REASONING,
+    STARTED,
+    TEXT,
+    Finish,
+    PromptToken,
+    TokenLogprob,
+    nbytes_of,
+)
 
 ROUTER = "r"
 MARK = Mark(1, [], "weights", "identity")
@@ -69,7 +80,8 @@ def told(
     stream: TextStream, *events: Event, ids: Sequence[bytes] = (), fresh: dict[int, int] | None = None
 ) -> None:
     """Events of one turn, with the ids of each choice."""
-    stream.tell(events, Mark(1, list(ids), "weights", "identity"), Counter(fresh or {}))
+    stream.fresh.update(fresh or {})
+    stream.tell(events, Mark(1, list(ids), "weights", "identity"))
 
 
 def packed(*ids: int) -> bytes:
@@ -104,7 +116,7 @@ def test_the_origin_of_a_text_is_told_once_and_again_when_it_changes() -> None:
         stage = Stage()
         stream = stage.stream("r.1")
         for mark in (MARK, MARK, Mark(1, [], "weights", "identity", 1), None):
-            stream.tell([Text(0, "a")], mark, Counter())
+            stream.tell([Text(0, "a")], mark)
             stage.texts.flush()
         assert [pieces.origins for pieces in stage.said] == [
             {0: Origin("identity", 0, "weights")},
@@ -117,24 +129,88 @@ def test_the_origin_of_a_text_is_told_once_and_again_when_it_changes() -> None:
 
 
 @pytest.mark.parametrize("keeps", [True, False])
-def test_a_single_piece_of_text_is_told_as_among_others(monkeypatch: pytest.MonkeyPatch, keeps: bool) -> None:
+def test_text_that_goes_on_at_once_is_told_as_by_the_task_of_its_text(keeps: bool) -> None:
     token = TokenLogprob(1, b"a", -0.5, [(2, b"b", -1.0)])
-    events = [Text(0, "a", 1), Text(0, "é", 2, [token]), Text(0, "", 0), Text(0, "x" * (MOST_NCHARS + 1), 3)]
+    events: list[Event] = [
+        Text(0, "a", 1),
+        Text(0, "é", 2, [token]),
+        Reasoning(0, "hm", 1),
+        Text(0, "", 0),
+        Text(0, "x" * (MOST_NCHARS + 1), 3),
+        Finished(0, "stop", "x", 7, 1),
+    ]
     said: list[list[Pieces]] = []
+
+    def scene(at_once: bool) -> None:
+        stage = Stage()
+        stream = stage.stream("r.1")
+        for at, event in enumerate(events):
+            stream.fresh[0] = 7
+            if at_once and at:
+                passed(stream, event, packed(at) if keeps else None)
+            else:
+                mark = Mark(1, [packed(at)], "weights", "identity") if keeps else None
+                stream.tell([event], mark)
+            assert not stream.fresh.get(0)
+            stage.texts.flush()
+        said.append(stage.said)
+        stage.take("r.1", stream.number, stream._flow.ahead)
+        assert not stream._flow.ahead
+
+    on_loop(lambda: scene(True))
+    on_loop(lambda: scene(False))
+    assert said[0] == said[1] and len(said[0]) == len(events)
+
+
+def passed(stream: TextStream, event: Event, ids: bytes | None) -> None:
+    """An event goes on at once."""
+    if isinstance(event, Finished):
+        finish = Finish(event.reason, event.stop, event.tokens, event.reasoning_tokens)
+        stream.pass_on(FINISHED, event.choice, "", 0, ids, event.logprobs, 0, finish)
+    else:
+        assert isinstance(event, Text | Reasoning)
+        kind, nbytes = TEXT if isinstance(event, Text) else REASONING, nbytes_of(event.text, event.logprobs)
+        stream.pass_on(kind, event.choice, event.text, event.tokens, ids, event.logprobs, nbytes)
+
+
+def test_steps_that_leave_together_are_one_entry() -> None:
+    token = TokenLogprob(1, b"a", -0.5)
 
     def scene() -> None:
         stage = Stage()
         stream = stage.stream("r.1")
-        for at, event in enumerate(events):
-            mark = Mark(1, [packed(at)], "weights", "identity") if keeps else None
-            stream.tell([event], mark, Counter({0: event.tokens}))
-            stage.texts.flush()
-        said.append(stage.said)
+        told(stream, Text(0, "a", 1), ids=[packed(1)])
+        for at, text in enumerate("bcd"):
+            passed(stream, Text(0, text, 2), packed(2 + at))
+        passed(stream, Text(1, "other", 1), packed(9))
+        passed(stream, Text(1, "x", 1, [token]), packed(10))
+        passed(stream, Text(1, "y" * MOST_NCHARS, 1), b"")
+        passed(stream, Text(1, "z", 1), b"")
+        passed(stream, Finished(1, "stop", None, 4), b"")
+        stage.texts.flush()
+        [pieces] = stage.said
+        deltas = pieces.deltas
+        assert deltas.texts == ["abcd", "other", "x", "y" * MOST_NCHARS, "z", ""]
+        assert deltas.tokens == [7, 1, 1, 1, 1, 0] and deltas.choices == [0, 1, 1, 1, 1, 1]
+        assert deltas.written == [packed(1, 2, 3, 4), packed(9), packed(10), b"", b"", b""]
+        assert not pieces.open and list(deltas.logprobs) == [2] and list(deltas.finishes) == [5]
 
     on_loop(scene)
-    monkeypatch.setattr("frontend.bridge.texts._usual", lambda events, mark: None)
+
+
+def test_a_text_whose_ids_are_kept_no_more_says_so_once() -> None:
+    def scene() -> None:
+        stage = Stage()
+        stream = stage.stream("r.1")
+        told(stream, Text(0, "a"), ids=[packed(1)])
+        for ids in (packed(2), None, None):
+            stage.texts.flush()
+            passed(stream, Text(0, "b"), ids)
+        stage.texts.flush()
+        kept = [[origin.is_kept for origin in pieces.origins.values()] for pieces in stage.said]
+        assert kept == [[True], [], [False], []]
+
     on_loop(scene)
-    assert said[0] == said[1] and len(said[0]) == len(events)
 
 
 def test_ids_come_with_the_last_entry_of_their_choice_or_alone() -> None:
