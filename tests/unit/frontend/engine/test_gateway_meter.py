@@ -10,7 +10,7 @@ from frontend.engine.boxes import DEMAND_S, GatewayMeter
 from frontend.engine.interface import BoxView
 from frontend.scope import Choice
 from ipc.catalog.entries import AdapterSource, Catalog, ModelEntry
-from ipc.metrics.cluster import GatewayMetrics
+from ipc.metrics.cluster import GATEWAY, POOLS, GatewayMetrics
 
 
 class Stage:
@@ -105,3 +105,51 @@ def test_boxes_that_pools_need_are_a_gauge_that_falls_again() -> None:
     stage.counts["leased", "l4 default"] = 1
     del stage.counts["leased", "h100 big"]
     assert stage.value("leased", "l4", "default") == 1 and stage.value("leased", "", "big") == 0
+
+
+OF_BOXES = {"model_workers", "box_queue", "box_memory"}
+"""Families whose labels are boxes or models of boxes: they begin with the first box."""
+
+
+def test_every_family_of_a_gateway_is_there_at_zero_from_the_first_scrape() -> None:
+    metrics = GatewayMetrics()
+    metrics.touch()
+    shown = {
+        family.attribute: [
+            sample.value
+            for each in getattr(metrics, family.attribute).collect()
+            for sample in each.samples
+            if not sample.name.endswith("_created")
+        ]
+        for family in (*GATEWAY, *POOLS)
+    }
+    assert {name for name, values in shown.items() if not values} == OF_BOXES
+    assert not any(value for values in shown.values() for value in values)
+
+
+def test_what_requests_items_and_boxes_do_moves_its_series() -> None:
+    stage = Stage()
+    worker: Any = SimpleNamespace(
+        box="a",
+        models={},
+        device="cpu",
+        stats=SimpleNamespace(queues=[SimpleNamespace(items=3), SimpleNamespace(items=4)], memory_used=5),
+    )
+    directory: Any = stage.meter._directory
+    directory.workers = lambda: [worker]
+    stage.ended("", worker="a/worker-0")
+    stage.ended("", error="PROVISIONING")
+    stage.ended("", error="QUEUE_FULL")
+    stage.counts |= {
+        ("lane", "queue"): 2,
+        ("lane", "direct"): 1,
+        ("beats_missed", "box"): 3,
+        ("claims", ""): 4,
+    }
+    assert stage.value("box_queue", "a", "l4", "default") == 7
+    assert stage.value("box_memory", "a", "l4", "default") == 5
+    assert stage.value("requests", "encode", "200", "l4") == 1
+    assert stage.value("provisioning", "") == stage.value("rejected", "", "default", "queue_full") == 1
+    assert stage.metrics.latency.labels("encode", "l4")._sum.get() == 0.001
+    assert (stage.metrics.published._value.get(), stage.value("lane", "direct")) == (2, 1)
+    assert (stage.value("beats_missed", "box"), stage.metrics.claims._value.get()) == (3, 4)
