@@ -42,6 +42,7 @@ NAMES = (
     "cluster",
     "cluster_text",
     "cluster_deaths",
+    "cluster_brokers",
     "deaths",
 )
 

@@ -18,7 +18,7 @@ import json
 import multiprocessing
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -45,8 +45,8 @@ SMALL, WIDE = "fake/noop", "fake/wide"
 LOCAL, DIRECT, QUEUE = "local", "direct", "queue"
 BARE = {DIRECT: "nats-py core", QUEUE: "nats-py queue"}
 _NBYTES = 1024
-_BODY = json.dumps({"items": [{"text": "x" * _NBYTES}]}).encode()
-_PATH = f"/v1/encode/{SMALL}"
+BODY = json.dumps({"items": [{"text": "x" * _NBYTES}]}).encode()
+PATH = f"/v1/encode/{SMALL}"
 _ITEMS = 8
 """Items of `fake/wide`, each answered with 1 MiB."""
 _STREAM, _PULLED = "BARE", 256
@@ -77,29 +77,32 @@ class Place:
     pids: dict[str, list[int]]
 
 
-def _used(pids: dict[str, list[int]]) -> dict[str, float]:
+def used(pids: Mapping[str, list[int]]) -> dict[str, float]:
+    """Processor seconds so far, by process."""
     return {name: cpu_seconds(numbers) for name, numbers in pids.items()}
 
 
-def _each_us(before: dict[str, float], after: dict[str, float], items: int) -> dict[str, float]:
+def each_us(before: Mapping[str, float], after: Mapping[str, float], items: int) -> dict[str, float]:
+    """Processor time for one of `items`, in microseconds, by process."""
     return {name: (after[name] - before[name]) / max(items, 1) * 1e6 for name in before}
 
 
-def _alone(way: str, place: Place, requests: Sequence[bytes]) -> Sample:
-    before = _used(place.pids)
+def alone(way: str, place: Place, requests: Sequence[bytes]) -> Sample:
+    """A lone client sends requests one after another."""
+    before = used(place.pids)
     result = one_by_one(place.address, requests)
-    spent = _each_us(before, _used(place.pids), result.statuses.total())
+    spent = each_us(before, used(place.pids), result.statuses.total())
     return Sample(way, 1, result.rate_per_s, result.latencies_s, spent, result.failed)
 
 
 def _crowd(way: str, place: Place, seconds: int) -> Sample:
-    before = _used(place.pids)
-    rate = measure(place.address, _PATH, _BODY, CALLERS, seconds)
-    spent = _each_us(before, _used(place.pids), rate.requests)
+    before = used(place.pids)
+    rate = measure(place.address, PATH, BODY, CALLERS, seconds)
+    spent = each_us(before, used(place.pids), rate.requests)
     return Sample(way, CALLERS, rate.per_s, [rate.p50_ms / 1e3, rate.p99_ms / 1e3], spent, rate.failed)
 
 
-def _far_end(url: str) -> None:
+def far_end(url: str) -> None:
     """Answer bare items for ever."""
     uvloop.run(_answer_for_ever(url))
 
@@ -184,21 +187,23 @@ async def _bare(url: str, way: str, callers: int, items: int) -> tuple[float, li
         for _ in left:
             latencies.append(await near.call(way))
 
-    began, used = time.perf_counter(), time.process_time()
+    began, used_s = time.perf_counter(), time.process_time()
     await asyncio.gather(*(caller() for _ in range(callers)))
-    wall, used = time.perf_counter() - began, time.process_time() - used
+    wall, used_s = time.perf_counter() - began, time.process_time() - used_s
     await client.close()
-    return items / wall, latencies, used
+    return items / wall, latencies, used_s
 
 
-def _bare_sample(url: str, pids: dict[str, list[int]], way: str, callers: int, items: int) -> Sample:
-    before = _used(pids)
-    per_s, latencies, used = uvloop.run(_bare(url, way, callers, items))
-    spent = _each_us(before, _used(pids), items) | {"near": used / items * 1e6}
+def bare_sample(url: str, pids: Mapping[str, list[int]], way: str, callers: int, items: int) -> Sample:
+    """Bare items from this process to `far_end`, whose broker may be another one of a cluster."""
+    before = used(pids)
+    per_s, latencies, seconds = uvloop.run(_bare(url, way, callers, items))
+    spent = each_us(before, used(pids), items) | {"near": seconds / items * 1e6}
     return Sample(BARE[way], callers, per_s, latencies, spent, 0)
 
 
-async def _is_answered(url: str) -> bool:
+async def is_answered(url: str) -> bool:
+    """Whether `far_end` answers at a broker."""
     client = await nats.connect(url)
     try:
         await client.request("bare.ready", b"", timeout=1)
@@ -210,7 +215,7 @@ async def _is_answered(url: str) -> bool:
 
 
 @contextlib.contextmanager
-def _apart(run: Callable[..., None], *arguments: object) -> Iterator[int]:
+def apart(run: Callable[..., None], *arguments: object) -> Iterator[int]:
     """`run(*arguments)` in a process of its own, killed on exit; gives its pid."""
     process = multiprocessing.get_context("spawn").Process(target=run, args=arguments, daemon=True)
     process.start()
@@ -240,17 +245,17 @@ def _rounds(
     places: dict[str, Place],
     bare: Callable[[str, int, int], Sample],
     rounds: int,
-    alone: int,
+    requests: int,
     seconds: int,
 ) -> list[Sample]:
     """All loads of 1 KiB, every way in every round."""
-    request, samples = post(_PATH, _BODY), list[Sample]()
+    request, samples = post(PATH, BODY), list[Sample]()
     for way, place in places.items():
-        _alone(way, place, [request] * 100)
+        alone(way, place, [request] * 100)
         _crowd(way, place, 1)
     for turn in range(rounds):
-        samples += [_alone(way, place, [request] * alone) for way, place in places.items()]
-        samples += [bare(way, 1, alone) for way in BARE]
+        samples += [alone(way, place, [request] * requests) for way, place in places.items()]
+        samples += [bare(way, 1, requests) for way in BARE]
         samples += [_crowd(way, place, seconds) for way, place in places.items()]
         samples += [bare(way, CALLERS, 4000 * seconds) for way in BARE]
         report.say(f"round {turn + 1}/{rounds}")
@@ -261,14 +266,14 @@ def _large(places: dict[str, Place], rounds: int) -> list[Sample]:
     """Results of 8 MiB, then small requests beside them, `beside` in front of the way."""
     request, ways, samples = _wide(), (LOCAL, DIRECT), list[Sample]()
     for _ in range(rounds + 1):
-        samples += [_alone(f"8 MiB, {way}", places[way], [request] * 10) for way in ways]
+        samples += [alone(f"8 MiB, {way}", places[way], [request] * 10) for way in ways]
     samples = samples[len(ways) :]
     for _ in range(rounds):
         for way in ways:
-            with _apart(_get_for_ever, places[way].address):
+            with apart(_get_for_ever, places[way].address):
                 # The other process imports and connects first.
-                _alone(way, places[way], [post(_PATH, _BODY)] * 300)
-                samples.append(_alone(f"beside 8 MiB, {way}", places[way], [post(_PATH, _BODY)] * 300))
+                alone(way, places[way], [post(PATH, BODY)] * 300)
+                samples.append(alone(f"beside 8 MiB, {way}", places[way], [post(PATH, BODY)] * 300))
     return samples
 
 
@@ -276,7 +281,7 @@ def _of(samples: Sequence[Sample], way: str, callers: int = 1) -> list[Sample]:
     return [one for one in samples if (one.way, one.callers) == (way, callers)]
 
 
-def _added_ms(samples: Sequence[Sample], way: str, base: str) -> tuple[float, float]:
+def added_ms(samples: Sequence[Sample], way: str, base: str) -> tuple[float, float]:
     """(p50, p99): the median over rounds of the difference of p50 to `base`; the difference of p99 over all rounds."""
     pairs = list(zip(_of(samples, way), _of(samples, base), strict=True))
     p50 = median(
@@ -307,13 +312,13 @@ def _show(report: Report, samples: Sequence[Sample]) -> None:
     headers = ["way", "items/s", "near us", "bridge us", "worker us", "broker us", "failed"]
     report.table(f"{CALLERS} callers, processor time for one item", headers, rows)
     for way, most_ms in ((DIRECT, 0.4), (QUEUE, 0.6)):
-        p50, p99 = _added_ms(samples, way, LOCAL)
+        p50, p99 = added_ms(samples, way, LOCAL)
         met = "met" if p50 <= most_ms and p99 <= 4 else "missed"
         report.note(
             f"Target: {way} adds p50 <= {most_ms} ms and p99 <= 4 ms to a local request: {p50:.2f}, {p99:.1f}: {met}."
         )
         _note_processor(report, samples, way)
-    p50, _ = _added_ms(samples, "8 MiB, direct", "8 MiB, local")
+    p50, _ = added_ms(samples, "8 MiB, direct", "8 MiB, local")
     whole_ms = median(percentile(one.latencies_s, 50) for one in _of(samples, "8 MiB, direct")) * 1e3
     rate = _ITEMS / (p50 / 1e3) if p50 > 0 else float("inf")
     met = "met" if p50 <= 12 and rate >= 800 else "missed"
@@ -321,7 +326,7 @@ def _show(report: Report, samples: Sequence[Sample]) -> None:
         f"Target: a result of 8 MiB adds <= 12 ms and >= 800 MiB/s on the way: {p50:.1f} ms, {rate:.0f} MiB/s of"
         f" {whole_ms:.1f} ms in all: {met}."
     )
-    p50, _ = _added_ms(samples, "beside 8 MiB, direct", DIRECT)
+    p50, _ = added_ms(samples, "beside 8 MiB, direct", DIRECT)
     report.note(f"A small request beside such results: {p50:.1f} ms more than alone (target 2 ms).")
 
 
@@ -339,9 +344,9 @@ def _note_processor(report: Report, samples: Sequence[Sample], way: str) -> None
     )
 
 
-def run(rounds: int, alone: int, seconds: int) -> Report:
-    """Measure and save the report: `alone` requests of the lone client, `seconds` of 64 callers, in every round."""
-    settings = {"rounds": rounds, "requests alone": alone, "seconds": seconds, "tool": TOOL}
+def run(rounds: int, requests: int, seconds: int) -> Report:
+    """Measure and save the report: `requests` of the lone client, `seconds` of 64 callers, in every round."""
+    settings = {"rounds": rounds, "requests alone": requests, "seconds": seconds, "tool": TOOL}
     report = Report("cluster", "A gateway, a broker and a box", settings)
     http = {"cluster.transfer_bind": "127.0.0.1:0"}
     models = (SMALL, WIDE)
@@ -351,7 +356,7 @@ def run(rounds: int, alone: int, seconds: int) -> Report:
         one = stack.enter_context(broker(root / "broker"))
         far = stack.enter_context(box(root / "box", "box", [one.url], models=models, settings=http))
         local = stack.enter_context(penstock(",".join(models), local_settings, fakes=True))
-        end = stack.enter_context(_apart(_far_end, one.url))
+        end = stack.enter_context(apart(far_end, one.url))
         assert far.bridge is not None
         shared = {"bridge": [far.bridge.pid], "worker": [far.server.worker_pid() or 0], "broker": [one.pid]}
         own = {"near": frontend_pids(local), "worker": worker_pids(local)}
@@ -362,15 +367,15 @@ def run(rounds: int, alone: int, seconds: int) -> Report:
             )
             wait_until(lambda near=near: near.encode(SMALL, ["x"]).status == 200, what="the box")  # type: ignore[misc]
             places[lane] = Place(("127.0.0.1", near.port), {"near": near.frontend_pids(), **shared})
-        wait_until(lambda: uvloop.run(_is_answered(one.url)), what="the end of nats-py alone")
+        wait_until(lambda: uvloop.run(is_answered(one.url)), what="the end of nats-py alone")
         assert answers(local.address, "/readyz")
         bare_pids = {"bridge": [end], "broker": [one.pid]}
         samples = _rounds(
             report,
             places,
-            lambda way, callers, items: _bare_sample(one.url, bare_pids, way, callers, items),
+            lambda way, callers, items: bare_sample(one.url, bare_pids, way, callers, items),
             rounds,
-            alone,
+            requests,
             seconds,
         )
         samples += _large(places, rounds)

@@ -85,7 +85,7 @@ class Boxes:
             and box is not None
             and box.alive
             and not box.deaf
-            and box.draining == beat.draining
+            and (box.draining, box.pool) == (beat.draining, beat.pool)
         )
         if box is None or before is not None:
             box = self.by_name[beat.box] = Box(beat.box, beat.life, beat.pool, now_ns)
@@ -101,6 +101,11 @@ class Boxes:
             # The new life is there already to take what the old one had.
             self._end(before)
             del self.by_life[before.life]
+
+    def unheard(self, box: Box) -> None:
+        """A broker has said that nobody listens for items of this life of a box."""
+        box.deaf = True
+        self.on_change()
 
     def echo(self) -> None:
         """A sign of life of this gateway itself has come back from the broker."""

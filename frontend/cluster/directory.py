@@ -19,9 +19,9 @@ from frontend.cluster.boxes import Box, Boxes
 from frontend.cluster.broker import NO_BROKER
 from frontend.cluster.bucket import Rows
 from frontend.cluster.sequences import Homes
+from frontend.cluster.takers import Takers
 from frontend.engine.boxes import BUNDLE, profile_of
 from frontend.engine.interface import STATE_ORDER, BoxView, Models, WorkerView, why_failed
-from frontend.engine.streams import homes
 from frontend.scope import ANY_BOX, Choice
 from ipc import deadline
 from ipc.catalog.entries import Catalog, ModelEntry
@@ -40,7 +40,7 @@ from ipc.errors import (
     not_begun,
 )
 from ipc.logs import Seldom
-from ipc.wire.cluster import RUN, STEP, TEXT, BoxHealth
+from ipc.wire.cluster import RUN, STEP, BoxHealth
 from ipc.wire.cluster_configs import BoxConfigs
 from ipc.wire.cluster_rows import BoxRow, Row
 from ipc.wire.messages import Credits, ModelStatus, Work
@@ -84,6 +84,7 @@ class ClusterModels(Models):
         """The pool that has reserved a box, empty for none."""
         self.homes = Homes(self._places, self.pool_of)
         boxes.on_change = self._note
+        self.takers = Takers(self._live, self._profile, self.pool_of)
 
     def take(self, key: str, row: Row | None) -> None:
         """Take in one row that was written under `key`, or None for a row that was removed."""
@@ -101,6 +102,7 @@ class ClusterModels(Models):
         """The figures of a box have arrived."""
         if self._boxes.is_alive(health.life):
             self._figures[health.box] = health
+            self.takers.forget()
 
     def _stats(self, box: Box) -> Mapping[str, Stats]:
         figures = self._figures.get(box.name)
@@ -169,6 +171,7 @@ class ClusterModels(Models):
         if sources != self.catalog.sources:
             self.catalog.replace(Catalog(sources, names=names))
         self.homes.look()
+        self.takers.forget()
         self._version += 1
         self._changed.set()
         self._changed = asyncio.Event()
@@ -230,22 +233,6 @@ class ClusterModels(Models):
         ]
         return [each for each in found if choice.takes(self._profile(*each))] or found
 
-    def queue_of(self, model: str, choice: Choice) -> str:
-        """The bundle whose queue serves a request, empty where the gateway has to name the box.
-
-        Any box of the pool takes an item from the queue, so all of them must be boxes that the request may go to, and
-        that have or may load the model.
-        """
-        pool = self.pool_of(choice)
-        found = [(box, rows) for box, rows in self._live() if box.pool == pool and box.open]
-        bundles = {rows.box.bundle for _, rows in found if rows.box is not None}
-        preferred = {choice.takes(self._profile(*each)) for each in found}
-        if len(bundles) != 1 or len(preferred) != 1 or choice.bundle not in ("", *bundles):
-            return ""
-        if not all(model in rows.states for _, rows in found):
-            return ""
-        return bundles.pop()
-
     def status(self, model: str) -> ModelStatus:
         states = self._states(model)
         return min(states, key=lambda s: STATE_ORDER.index(s.state), default=ModelStatus(model, "available"))
@@ -272,66 +259,6 @@ class ClusterModels(Models):
         if failed and len(failed) == len(states):
             return why_failed(next((state for state in failed if state.permanent), failed[0]))
         return ModelNotLoaded(f"Model '{model}' is not loaded", retry_after_s=1)
-
-    def choose(
-        self, model: str, tried: Collection[str], choice: Choice = ANY_BOX, kind: str = RUN
-    ) -> Box | None:
-        """The open box for an item of a model outside of `tried`: one that has the model, else one that may load it.
-
-        Among these the first to be free by its own word and by what this gateway has sent there. A box of the machine
-        profile that the request chooses goes before all others.
-        """
-        found: list[tuple[bool, bool, float, int, str, Box]] = []
-        for box, rows in self._open(model, tried, choice, kind):
-            states = {state.state for state in rows.states[model].values()}
-            other = not choice.takes(self._profile(box, rows))
-            found.append((other, "loaded" not in states, box.wait_s, len(box.items), box.name, box))
-        return min(found)[5] if found else None
-
-    def _open(
-        self, model: str, tried: Collection[str], choice: Choice, kind: str = RUN
-    ) -> Iterator[tuple[Box, Rows]]:
-        """The open boxes with a model that take items of a kind, outside of `tried`."""
-        pool = self.pool_of(choice)
-        for box, rows in self._live():
-            if not box.open or box.life in tried or box.pool != pool:
-                continue
-            if kind not in rows.box.kinds:  # type: ignore[union-attr]
-                continue
-            if choice.bundle in ("", rows.box.bundle) and rows.states.get(model):  # type: ignore[union-attr]
-                yield box, rows
-
-    def has_room(self, model: str, choice: Choice) -> bool:
-        """Whether a box that a request may go to has room for other work, by its last sign of life."""
-        return any(box.room_s > 0 for box, _ in self._open(model, (), choice))
-
-    def home(
-        self,
-        model: str,
-        tried: Collection[str],
-        choice: Choice,
-        beginning: str,
-        texts: Mapping[str, int],
-        identity: str = "",
-    ) -> Box | None:
-        """The open box for a text outside of `tried`: by the beginning of its prompt, as turns of a conversation share.
-
-        Only boxes count that have about the fewest `texts`, by life, and room for other work; the latter unless no box
-        has room. Only a box goes on with the text of a model with an `identity` that has the same one loaded.
-        """
-        found: list[tuple[bool, Box]] = []
-        for box, rows in self._open(model, tried, choice, TEXT):
-            loaded = [state for state in rows.states[model].values() if state.state == "loaded"]
-            if any(identity in ("", state.identity) for state in loaded):
-                found.append((not choice.takes(self._profile(box, rows)), box))
-        if not found:
-            return None if identity else self.choose(model, tried, choice, TEXT)
-        first = min(other for other, _ in found)
-        boxes = [box for other, box in found if other == first]
-        boxes = [box for box in boxes if box.room_s > 0] or boxes
-        fewest = min(texts.get(box.life, 0) for box in boxes)
-        near = {box.name: box for box in boxes if texts.get(box.life, 0) <= fewest + homes.STREAMS_APART}
-        return near[homes.home(list(near), model, beginning)]
 
     def _places(self, model: str, choice: Choice) -> tuple[str, ...]:
         """The places of sequences of a model: one for each configured worker of the boxes of the roster."""
@@ -432,15 +359,15 @@ class ClusterModels(Models):
         if not having():
             if not self._is_up():
                 raise self._nobody()
-            if self.choose(model, (), choice) is None:
+            if self.takers.choose(model, (), choice) is None:
                 self._check_bundle(model, choice)
                 if self._may_come(choice):
                     until_ns = min(deadline_ns, deadline.after(self._wait_s))
                     with suppress(DeadlineExceeded):
-                        await self.wait(lambda: self.choose(model, (), choice) is not None, until_ns)
+                        await self.wait(lambda: self.takers.choose(model, (), choice) is not None, until_ns)
             if having():
                 return self._told(model, choice)
-            if self.choose(model, (), choice) is None:
+            if self.takers.choose(model, (), choice) is None:
                 deadline.check(deadline_ns, "before a box was there")
                 raise self.why_unavailable(model, choice)
             assert self.ensure is not None

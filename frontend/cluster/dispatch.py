@@ -350,7 +350,7 @@ class Dispatch:
         """Nobody listens for items of this life of a box: the life gets nothing new before its next sign of life."""
         box = self._boxes.by_life.get(life)
         if box is not None:
-            box.deaf = True
+            self._boxes.unheard(box)
         held = self.items.get(item)
         if held is None or life not in held.boxes or life in held.claimed:
             return

@@ -87,7 +87,7 @@ class Gateway:
         """
         cluster = settings.cluster
         self.router, self.names = secrets.token_hex(12), Names(cluster.name)
-        self._beat_s = cluster.beat_s
+        self._beat_s, self._balances = cluster.beat_s, cluster.lane == "auto"
         self.broker = Broker(cluster, f"gateway {self.router}")
         self.boxes = Boxes(cluster)
         self.models = ClusterModels(
@@ -277,9 +277,11 @@ class Gateway:
             return box
         if held.kind != TEXT:
             kind = PARTS if held.kind == PARTS else RUN
-            return self.models.choose(held.model, held.tried, held.choice, kind)
+            return self.models.takers.choose(held.model, held.tried, held.choice, kind)
         texts = self.texts.at_boxes
-        return self.models.home(held.model, held.tried, held.choice, held.beginning, texts, held.identity)
+        return self.models.takers.home(
+            held.model, held.tried, held.choice, held.beginning, texts, held.identity
+        )
 
     def _why_not(self, held: Held) -> PenstockError:
         assert isinstance(held, Sent)
@@ -360,12 +362,17 @@ class Gateway:
         self.broker.send(self.names.box_work(box.name, box.life), self._item(held), reply)
 
     def to_queue(self, held: Held) -> bool:
-        """Publish an item in the queue, unless the queue has trouble or no box would take the item; see `Sender`."""
+        """Publish an item in the queue; see `Sender`.
+
+        Not while the queue has trouble, a box is starved beside others, or no box would take the item.
+        """
         assert isinstance(held, Sent)
-        if held.kind != RUN or self.models.choose(held.model, (), held.choice) is None:
+        if held.kind != RUN or (box := self.models.takers.choose(held.model, (), held.choice)) is None:
             return False
-        bundle, pool = self.models.queue_of(held.model, held.choice), self.models.pool_of(held.choice)
-        if len(self.dispatch.unclaimed) >= MOST_UNCLAIMED and not self.models.has_room(
+        if self._balances and self.models.takers.is_starved(box, held.model, held.choice):
+            return False
+        bundle, pool = self.models.takers.queue_of(held.model, held.choice), self.models.pool_of(held.choice)
+        if len(self.dispatch.unclaimed) >= MOST_UNCLAIMED and not self.models.takers.has_room(
             held.model, held.choice
         ):
             # A box refuses what its workers have no room for, and knows after which time to come again.

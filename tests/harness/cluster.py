@@ -6,7 +6,9 @@ workers.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import os
 import re
 import signal
 import socket
@@ -22,6 +24,21 @@ from tests.harness.server import Server, alive, make_server, serving, wait_until
 
 SETTINGS = {"queue.max_wait_s": 120, "limits.load_wait_s": 60}
 
+_COUNTED = "TEST_COUNTED_TASKS"
+"""Variable that names the file into which a bridge writes the number of its tasks."""
+
+
+def tell_tasks() -> None:
+    """Have SIGUSR2 write the number of tasks of the running event loop."""
+    place = Path(os.environ[_COUNTED])
+
+    def tell(*_: object) -> None:
+        beside = place.with_suffix(".new")
+        beside.write_text(str(len(asyncio.all_tasks())))
+        beside.rename(place)
+
+    signal.signal(signal.SIGUSR2, tell)
+
 
 class Box:
     """A host of the cluster: one worker for each slot, and the bridge."""
@@ -34,12 +51,15 @@ class Box:
         models: Sequence[str] = ("fake/echo",),
         settings: Mapping[str, Any] | None = None,
         catalog: Path | None = None,
+        counts_tasks: bool = False,
     ) -> None:
+        """`counts_tasks`: the bridge can be asked how many tasks it has."""
         place.mkdir(parents=True, exist_ok=True)
         chosen = {"cluster.urls": ",".join(brokers), "cluster.box": name, **SETTINGS, **(settings or {})}
         where = {"catalog": catalog} if catalog is not None else {}
         self.server = make_server(place, models, chosen, **where)
         self.name, self._log_path = name, place / "bridge.log"
+        self._counted = place / "bridge.tasks" if counts_tasks else None
         self.bridge: Forked | None = None
         self._told, self._status = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM), ""
         self._told.bind(f"\0penstock-box-{uuid.uuid4().hex}")
@@ -75,10 +95,21 @@ class Box:
     def start_bridge(self) -> None:
         """Start the bridge alone, another life of the box."""
         told = {"NOTIFY_SOCKET": f"@{self._told.getsockname()[1:].decode()}"}
+        prelude = ""
+        if self._counted is not None:
+            told[_COUNTED], prelude = str(self._counted), f"{__name__}:tell_tasks"
         with self._log_path.open("ab") as log:
             self.bridge = lives.python(
-                "frontends", ("-m", "frontend.bridge"), self.server.environment | told, log.fileno()
+                "frontends", ("-m", "frontend.bridge"), self.server.environment | told, log.fileno(), prelude
             )
+
+    def tasks(self) -> int:
+        """Tasks of the bridge's event loop, of a box that counts them."""
+        assert self._counted is not None
+        self._counted.unlink(missing_ok=True)
+        self.tell(signal.SIGUSR2)
+        wait_until(self._counted.exists, what="the number of tasks")
+        return int(self._counted.read_text())
 
     def tell(self, number: signal.Signals) -> None:
         """Send a signal to the bridge."""

@@ -8,6 +8,7 @@ import pytest
 
 from frontend.cluster.boxes import Boxes
 from frontend.cluster.directory import ClusterModels
+from frontend.cluster.takers import MOST_REMEMBERED
 from frontend.engine.boxes import by_boxes, gpu_of
 from frontend.scope import Choice
 from ipc import deadline
@@ -46,7 +47,7 @@ class Stage:
         """A box of a bundle lives, and has loaded these models; a variant has the name of its entry before a colon."""
         entries = sorted({model.partition(":")[0] for model in models})
         worker = WorkerRow("worker-0", 0, "ready", True, True, device, 1)
-        self.boxes.take(BoxBeat(VERSION, name, f"life-{name}", "default", 1, False, 1.0, 0.0))
+        self.beat(name)
         for entry in entries:
             states = [ModelStatus(each, "loaded") for each in models if each.partition(":")[0] == entry]
             row = ModelRow(VERSION, f"life-{name}", None, None, {"worker-0": states})
@@ -54,6 +55,10 @@ class Stage:
         self.models.take(
             name, BoxRow(VERSION, name, f"life-{name}", "default", bundle, [worker], True, entries)
         )
+
+    def beat(self, name: str, *, pool: str = "default", draining: bool = False, room_s: float = 1.0) -> None:
+        """A sign of life of a box."""
+        self.boxes.take(BoxBeat(VERSION, name, f"life-{name}", pool, 1, draining, room_s, 0.0))
 
     def loaded(self, model: str, bundle: str) -> ModelStatus:
         return asyncio.run(self.models.ensure_loaded(model, deadline.after(30), (), Choice(bundle=bundle)))
@@ -102,7 +107,7 @@ def test_a_request_goes_to_the_box_whose_machine_profile_pages_show() -> None:
     shown = {box.name: gpu_of(box, by_box[box.name]) for box in stage.models.boxes()}
     assert shown == {"a": "a100-40gb", "b": "a100-80gb"}
     for box, profile in shown.items():
-        chosen = stage.models.choose("org/m", (), Choice(profile=profile))
+        chosen = stage.models.takers.choose("org/m", (), Choice(profile=profile))
         assert chosen is not None and chosen.name == box
 
 
@@ -110,8 +115,70 @@ def test_the_queue_is_for_models_that_all_boxes_of_the_pool_have() -> None:
     stage = Stage()
     stage.box("a", "plain", "org/m", "org/only")
     stage.box("b", "plain", "org/m")
-    assert stage.models.queue_of("org/m", Choice()) == "plain"
-    assert stage.models.queue_of("org/only", Choice()) == "", "box b would get items that it cannot run"
+    assert stage.models.takers.queue_of("org/m", Choice()) == "plain"
+    assert stage.models.takers.queue_of("org/only", Choice()) == "", (
+        "box b would get items that it cannot run"
+    )
+
+
+def test_what_is_remembered_of_boxes_is_forgotten_with_each_change() -> None:
+    stage = Stage()
+    stage.box("a", "plain", "org/m")
+    stage.box("b", "plain", "org/m")
+    takers, any_box = stage.models.takers, Choice()
+
+    def may_have() -> tuple[str, str]:
+        """The queue of a request, and the box that has no `items` yet."""
+        box = takers.choose("org/m", ("life-a",))
+        return takers.queue_of("org/m", any_box), box.name if box is not None else ""
+
+    assert may_have() == ("plain", "b")
+    stage.boxes.unheard(stage.boxes.by_name["b"])
+    assert may_have() == ("plain", "")
+    stage.beat("b")
+    assert may_have() == ("plain", "b")
+    stage.beat("b", pool="other")
+    assert may_have() == ("plain", "")
+    assert takers.queue_of("org/m", Choice("other")) == "plain"
+    stage.beat("b", draining=True)
+    assert takers.queue_of("org/m", Choice("other")) == ""
+    stage.beat("b")
+    stage.box("c", "special")
+    assert may_have() == ("", "b"), "boxes of two bundles pull from two queues"
+
+
+def test_choices_that_clients_make_up_are_not_all_remembered() -> None:
+    stage = Stage()
+    stage.box("a", "plain", "org/m")
+    for number in range(MOST_REMEMBERED + 1):
+        choice = Choice(profile=f"made-up-{number}")
+        assert stage.models.takers.choose("org/m", (), choice) is not None
+        assert stage.models.takers.queue_of("org/m", choice) == "plain"
+    assert len(stage.models.takers._found) == len(stage.models.takers._queues) == 1
+
+
+@pytest.mark.parametrize(
+    ("items", "room_s", "starved"),
+    [
+        ((27, 2, 20), 1.0, True),
+        ((27, 2, 20), 0.0, False),
+        ((17, 15, 16), 1.0, False),
+        ((8, 3, 2), 1.0, True),
+        ((5, 0, 5), 1.0, False),
+        ((50,), 1.0, False),
+    ],
+)
+def test_a_box_is_starved_with_half_of_the_items_of_others_and_room(
+    items: tuple[int, ...], room_s: float, starved: bool
+) -> None:
+    stage = Stage()
+    for name, count in zip("abc", items, strict=False):
+        stage.box(name, "plain", "org/m")
+        stage.beat(name, room_s=room_s)
+        stage.boxes.by_name[name].items = {f"r.{number}" for number in range(count)}
+    box = stage.models.takers.choose("org/m", ())
+    assert box is not None and len(box.items) == min(items)
+    assert stage.models.takers.is_starved(box, "org/m", Choice()) is starved
 
 
 def test_a_configured_model_is_known_before_a_box_has_it_and_bundles_tell_their_adapters() -> None:

@@ -414,7 +414,7 @@ def test_boxes_of_an_earlier_version_write_no_text_for_gateways_and_the_error_sa
         with pytest.raises(Unsupported, match="earlier version, which takes no work of the kind 'text'"):
             async with reading(joined):
                 pass
-        assert joined.gateway.models.choose(MODEL, ()) is not None, "the box takes other work"
+        assert joined.gateway.models.takers.choose(MODEL, ()) is not None, "the box takes other work"
         for name in "ab":
             joined.tell_kinds(name, KINDS)
             async with reading(joined) as reader:
@@ -677,7 +677,7 @@ def test_turns_of_a_conversation_share_a_box_until_that_box_has_many_texts(
 
         def home(**texts: int) -> str:
             counts = {lives[name]: count for name, count in texts.items()}
-            box = models.home(MODEL, (), choice, beginning, counts)
+            box = models.takers.home(MODEL, (), choice, beginning, counts)
             assert box is not None
             return box.name
 
@@ -690,8 +690,8 @@ def test_turns_of_a_conversation_share_a_box_until_that_box_has_many_texts(
         assert home() == other
         joined.gateway.boxes.by_name[other].room_s = 0.0
         assert home() == kept
-        assert models.home(MODEL, (), choice, beginning, {}, "another model") is None
-        assert models.home(MODEL, lives.values(), choice, beginning, {}) is None
+        assert models.takers.home(MODEL, (), choice, beginning, {}, "another model") is None
+        assert models.takers.home(MODEL, lives.values(), choice, beginning, {}) is None
 
     play(monkeypatch, scene, "a", "b")
 

@@ -103,7 +103,7 @@ def bridge(workers: Callable[[], Any] = list, poison: PoisonList | None = None, 
     models = SimpleNamespace(
         workers=workers, catalog=Catalog(()), version=1, is_told=False, is_loaded=lambda model: True
     )
-    cluster = Cluster(urls=("nats://127.0.0.1:1",), box="a", **settings)
+    cluster = Cluster(urls=("nats://127.0.0.1:1",), **{"box": "a", **settings})
     meter = Meter(BridgeMetrics(), ())
     one = Bridge(
         Settings(cluster=cluster),
@@ -332,6 +332,33 @@ def test_items_wait_in_the_queue_in_any_number_only_while_a_box_has_room(
         work = Work("m", EncodeCall([InputItem("hello")], ["dense"]), 0, 3, "req_1")
         sent = gateway.item(RUN, work, b"", deadline.after(10), deadline.after(10))
         assert gateway.to_queue(sent) is queued
+        gateway.queues.close()
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize(("lane", "queued"), [("auto", False), ("queue", True)])
+def test_a_box_that_the_queue_leaves_without_work_gets_items_directly(
+    post: Post, lane: str, queued: bool
+) -> None:
+    """Both boxes have the model; the setting `queue` keeps all pure work in the queue."""
+
+    async def scene() -> None:
+        cluster = Cluster(urls=("nats://127.0.0.1:1",), lane=lane)  # type: ignore[arg-type]
+        gateway = Gateway(Settings(cluster=cluster), Catalog(()))
+        for name in "ab":
+            one = bridge(lambda: [WORKER], box=name)
+            one._models.catalog = Catalog((ModelEntry("m", HubSource("m")),))  # type: ignore[attr-defined]
+            for key, row in one._rows().items():
+                gateway.models.take(key, row)
+            gateway.boxes.take(BoxBeat(VERSION, name, one.life, "default", 1, False, 1.0, 0.0))
+        gateway.queues.lane("default", "default")._maker.there = True
+        work = Work("m", EncodeCall([InputItem("hello")], ["dense"]), 0, 3, "req_1")
+        for counts, goes in (((9, 9), True), ((9, 2), queued)):
+            for box, count in zip(gateway.boxes, counts, strict=True):
+                box.items = {f"r.{number}" for number in range(count)}
+            sent = gateway.item(RUN, work, b"", deadline.after(10), deadline.after(10))
+            assert gateway.to_queue(sent) is goes
         gateway.queues.close()
 
     asyncio.run(scene())
