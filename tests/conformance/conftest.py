@@ -28,9 +28,8 @@ from tests.conformance.models import write_catalog
 from tests.conformance.trtis_transports import Stub
 from tests.conformance.wire import FORMS
 from tests.fakes.gateway import gateway
-from tests.harness import cluster
-from tests.harness.broker import broker
 from tests.harness.browser import Browser, browser
+from tests.harness.cluster import WAYS, gateway_beside
 from tests.harness.keys import SLOW_KEYS, STRANGER, write_keys
 from tests.harness.rpc import address_of, grpc_settings
 from tests.harness.server import FAKE_CATALOG, ROOT, Server, serving, wait_until
@@ -43,6 +42,11 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     """A browser for the tests of a file."""
     with browser(tmp_path_factory.mktemp("chromium")) as running:
         yield running
+
+
+def _found(request: pytest.FixtureRequest, fixture: str) -> Server:
+    found: Server = request.getfixturevalue(fixture)
+    return found
 
 
 class Keyed(NamedTuple):
@@ -242,21 +246,54 @@ def far_limited(tmp_path_factory: pytest.TempPathFactory, limited_server: Server
 
 @pytest.fixture(scope="session")
 def near_limited(tmp_path_factory: pytest.TempPathFactory, limited_server: Server) -> Iterator[Server]:
-    """A gateway of a cluster. Its only box is a bridge beside the workers of `limited_server`."""
-    place = tmp_path_factory.mktemp("near-limited")
-    limits = ("grpc.", "kserve.", "limits.", "queue.")
-    settings = {
-        name: value for name, value in kserve_limits.settings(place).items() if name.startswith(limits)
-    }
-    with (
-        broker(place / "broker") as one,
-        cluster.bridge_beside(limited_server, one.url),
-        cluster.gateway(place / "near", [one.url], grpc_settings(**settings)) as server,
-    ):
-        wait_until(
-            lambda: server.get("/v2/models/add_sub/ready").status == 200, what="the model at the gateway"
-        )
+    """A gateway beside the workers of `limited_server`."""
+    with gateway_beside(tmp_path_factory.mktemp("near-limited"), limited_server) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def near_sie(tmp_path_factory: pytest.TempPathFactory, sie: Server) -> Iterator[Server]:
+    """A gateway beside the workers of `sie`."""
+    with gateway_beside(tmp_path_factory.mktemp("near-sie"), sie) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def near_fakes(tmp_path_factory: pytest.TempPathFactory, fakes: Server) -> Iterator[Server]:
+    """A gateway beside the workers of `fakes`."""
+    with gateway_beside(tmp_path_factory.mktemp("near-fakes"), fakes) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def near_minilm(tmp_path_factory: pytest.TempPathFactory, minilm_server: Server) -> Iterator[Server]:
+    """A gateway beside the workers of `minilm_server`."""
+    with gateway_beside(tmp_path_factory.mktemp("near-minilm"), minilm_server) as server:
+        yield server
+
+
+@pytest.fixture(params=WAYS)
+def either_fakes(request: pytest.FixtureRequest, fakes: Server) -> Server:
+    """`fakes`, or the gateway beside its workers."""
+    return fakes if request.param == "workers" else _found(request, "near_fakes")
+
+
+@pytest.fixture(params=WAYS)
+def either_minilm(request: pytest.FixtureRequest, minilm_server: Server) -> Server:
+    """`minilm_server`, or the gateway beside its workers."""
+    return minilm_server if request.param == "workers" else _found(request, "near_minilm")
+
+
+@pytest.fixture(params=WAYS)
+def either_limited(request: pytest.FixtureRequest, limited_server: Server) -> Server:
+    """`limited_server`, or the gateway beside its workers."""
+    return limited_server if request.param == "workers" else _found(request, "near_limited")
+
+
+@pytest.fixture(params=WAYS)
+def either_sie(request: pytest.FixtureRequest, sie: Server) -> Server:
+    """`sie`, or the gateway beside its workers."""
+    return sie if request.param == "workers" else _found(request, "near_sie")
 
 
 @pytest.fixture(scope="session")

@@ -25,8 +25,8 @@ ROWS = np.stack([vector_of(text, 16) for text in TEXTS])
 
 
 @pytest.fixture
-def server(fakes: Server) -> Server:
-    return fakes
+def server(either_fakes: Server) -> Server:
+    return either_fakes
 
 
 def embed(server: Server, path: str = "/v2/embed", **fields: Any) -> Answer:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import pydantic
 import pytest
 
+from tests.harness.cluster import WAYS, gateway_beside
 from tests.harness.later import anthropic
 from tests.harness.server import Server, serving
 from tests.tiny import chat_models
@@ -37,7 +38,7 @@ CONTEXT = chat_models.CONTEXT
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server of the tiny model."""
     place = tmp_path_factory.mktemp("messages")
     catalog = place / "catalog"
@@ -45,6 +46,18 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     chat_models.write_entry(catalog, MODEL, chat_models.save("qwen3", place / "weights"))
     with serving(place, (MODEL,), {"limits.load_wait_s": 60}, catalog, supervised=False) as running:
         yield running
+
+
+@pytest.fixture(scope="module", params=WAYS)
+def server(
+    request: pytest.FixtureRequest, local: Server, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    """The server, and a gateway whose only box is the server."""
+    if request.param == "workers":
+        yield local
+        return
+    with gateway_beside(tmp_path_factory.mktemp("near-messages"), local) as near:
+        yield near
 
 
 @pytest.fixture(scope="module")

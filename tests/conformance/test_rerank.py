@@ -16,8 +16,8 @@ DOCUMENTS = ["0.25", "7.5", "-3", "7.5"]
 
 
 @pytest.fixture
-def server(fakes: Server) -> Server:
-    return fakes
+def server(either_fakes: Server) -> Server:
+    return either_fakes
 
 
 def post(server: Server, **fields: Any) -> Answer:

@@ -20,6 +20,12 @@ TEXTS = ["", "a", "a longer text " * 5, "one that is longer than a single slice 
 PATH = "/v1/encode/org/many"
 
 
+@pytest.fixture
+def server(either_sie: Server) -> Server:
+    """The server of all features of a catalog, and a gateway whose only box is the server."""
+    return either_sie
+
+
 def encode(server: Server, form: Form, texts: list[str], model: str = "org/many", **params: Any) -> Any:
     """A successful answer."""
     body = {"items": [{"text": text} for text in texts], "params": params}
@@ -35,8 +41,10 @@ def tokens_of(text: str) -> int:
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
 @pytest.mark.parametrize("wanted", [["sparse"], ["multivector"], ["multivector", "dense"], ALL], ids="-".join)
-def test_an_item_has_the_outputs_asked_for_and_no_others(sie: Server, wanted: list[str], form: Form) -> None:
-    found = encode(sie, form, TEXTS, output_types=wanted)
+def test_an_item_has_the_outputs_asked_for_and_no_others(
+    server: Server, wanted: list[str], form: Form
+) -> None:
+    found = encode(server, form, TEXTS, output_types=wanted)
     assert found["usage"] == {"tokens": [tokens_of(text) for text in TEXTS], "truncated": []}
     for text, item in zip(TEXTS, found["items"], strict=True):
         assert set(item) == set(wanted)
@@ -58,8 +66,10 @@ def test_an_item_has_the_outputs_asked_for_and_no_others(sie: Server, wanted: li
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
 @pytest.mark.parametrize("dtype", ARRAY_TYPES)
-def test_every_output_dtype_of_token_vectors_is_exact_to_the_bit(sie: Server, dtype: str, form: Form) -> None:
-    items = encode(sie, form, TEXTS, output_types=["multivector"], output_dtype=dtype)["items"]
+def test_every_output_dtype_of_token_vectors_is_exact_to_the_bit(
+    server: Server, dtype: str, form: Form
+) -> None:
+    items = encode(server, form, TEXTS, output_types=["multivector"], output_dtype=dtype)["items"]
     for text, item in zip(TEXTS, items, strict=True):
         vectors = item["multivector"]
         rows = [reference(row, dtype) for row in token_vectors_of(text, tokens_of(text), DIMS)]
@@ -79,9 +89,9 @@ def test_every_output_dtype_of_token_vectors_is_exact_to_the_bit(sie: Server, dt
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
 @pytest.mark.parametrize("dtype", ARRAY_TYPES)
 def test_sparse_weights_are_halves_when_asked_and_else_stay_float32(
-    sie: Server, dtype: str, form: Form
+    server: Server, dtype: str, form: Form
 ) -> None:
-    [item] = encode(sie, form, ["weights"], output_types=["sparse"], output_dtype=dtype)["items"]
+    [item] = encode(server, form, ["weights"], output_types=["sparse"], output_dtype=dtype)["items"]
     sparse, expected = item["sparse"], "float16" if dtype == "float16" else "float32"
     assert sparse["dtype"] == expected
     if form is MSGPACK:
@@ -92,18 +102,20 @@ def test_sparse_weights_are_halves_when_asked_and_else_stay_float32(
     )
 
 
-def test_a_text_without_terms_has_empty_arrays(sie: Server) -> None:
-    as_msgpack = encode(sie, MSGPACK, ["", "a"], output_types=["sparse"])["items"][0]["sparse"]
+def test_a_text_without_terms_has_empty_arrays(server: Server) -> None:
+    as_msgpack = encode(server, MSGPACK, ["", "a"], output_types=["sparse"])["items"][0]["sparse"]
     assert as_msgpack["indices"].shape == as_msgpack["values"].shape == (0,)
     assert (as_msgpack["indices"].dtype.str, as_msgpack["values"].dtype.str) == ("<i4", "<f4")
-    alone = encode(sie, JSON, [""], output_types=["sparse"])["items"][0]["sparse"]
+    alone = encode(server, JSON, [""], output_types=["sparse"])["items"][0]["sparse"]
     assert (alone["indices"], alone["values"]) == ([], [])
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
-def test_an_item_that_fails_alone_leaves_the_outputs_of_the_others_in_place(sie: Server, form: Form) -> None:
+def test_an_item_that_fails_alone_leaves_the_outputs_of_the_others_in_place(
+    server: Server, form: Form
+) -> None:
     texts = ["first", "#nan", "second, longer", "#lost", "#raise", "the third and longest"]
-    answer = encode(sie, form, texts, output_types=ALL, item_errors=True)
+    answer = encode(server, form, texts, output_types=ALL, item_errors=True)
     for text, item in zip(texts, answer["items"], strict=True):
         if text.startswith("#"):
             assert set(item) == {"error"}, text
@@ -116,39 +128,39 @@ def test_an_item_that_fails_alone_leaves_the_outputs_of_the_others_in_place(sie:
 
 
 @pytest.mark.parametrize("bad", ["#nan", "#lost", "#raise"])
-def test_a_request_whose_items_all_fail_fails_with_the_code_of_the_first(sie: Server, bad: str) -> None:
+def test_a_request_whose_items_all_fail_fails_with_the_code_of_the_first(server: Server, bad: str) -> None:
     body = {"items": [{"text": bad}] * 3, "params": {"output_types": ALL}}
     code, status = ("INVALID_INPUT", 400) if bad == "#lost" else ("INFERENCE_ERROR", 500)
-    assert_refused(MSGPACK.post(sie, PATH, body), status, code)
+    assert_refused(MSGPACK.post(server, PATH, body), status, code)
 
 
-def test_usage_names_the_items_that_were_cut(sie: Server) -> None:
-    found = encode(sie, JSON, ["short", "long " * 600, "short"], output_types=["multivector"])
+def test_usage_names_the_items_that_were_cut(server: Server) -> None:
+    found = encode(server, JSON, ["short", "long " * 600, "short"], output_types=["multivector"])
     assert found["usage"] == {"tokens": [2, 512, 2], "truncated": [1]}
     assert found["items"][1]["multivector"]["num_tokens"] == 512
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
 @pytest.mark.parametrize("is_query", [False, True])
-def test_muvera_makes_dense_vectors_of_token_vectors(sie: Server, is_query: bool, form: Form) -> None:
+def test_muvera_makes_dense_vectors_of_token_vectors(server: Server, is_query: bool, form: Form) -> None:
     options = {"muvera": True, "is_query": is_query}
-    items = encode(sie, form, TEXTS, output_types=["dense"], options=options)["items"]
+    items = encode(server, form, TEXTS, output_types=["dense"], options=options)["items"]
     for text, item in zip(TEXTS, items, strict=True):
         assert set(item) == {"dense"} and item["dense"]["dims"] == 10240
         expected = fixed_width(token_vectors_of(text, tokens_of(text), DIMS), Muvera(), is_query=is_query)
         assert np.array_equal(np.asarray(item["dense"]["values"], np.float32), expected)
 
 
-def test_muvera_comes_from_the_request_or_the_profile_and_needs_no_dense_output(sie: Server) -> None:
-    by_profile = encode(sie, MSGPACK, ["a"], "org/many:fixed")["items"][0]
+def test_muvera_comes_from_the_request_or_the_profile_and_needs_no_dense_output(server: Server) -> None:
+    by_profile = encode(server, MSGPACK, ["a"], "org/many:fixed")["items"][0]
     assert by_profile["dense"]["values"].shape == (10240,)
-    late = encode(sie, MSGPACK, ["a"], "org/late", output_types=["dense", "multivector"])["items"][0]
+    late = encode(server, MSGPACK, ["a"], "org/late", output_types=["dense", "multivector"])["items"][0]
     assert late["dense"]["values"].shape == (64,) and late["multivector"]["num_tokens"] == 1
-    off = encode(sie, MSGPACK, ["a"], "org/many:fixed", options={"muvera": False})["items"][0]
+    off = encode(server, MSGPACK, ["a"], "org/many:fixed", options={"muvera": False})["items"][0]
     assert off["dense"]["values"].shape == (DIMS,)
-    packed = encode(sie, MSGPACK, ["a"], "org/late", output_types=["dense"], output_dtype="binary")["items"][
-        0
-    ]
+    packed = encode(server, MSGPACK, ["a"], "org/late", output_types=["dense"], output_dtype="binary")[
+        "items"
+    ][0]
     assert (packed["dense"]["dims"], packed["dense"]["values"].shape) == (64, (8,))
 
 
@@ -170,7 +182,7 @@ def test_muvera_comes_from_the_request_or_the_profile_and_needs_no_dense_output(
     ],
 )
 def test_settings_of_muvera_that_cannot_be_are_refused(
-    sie: Server, model: str, muvera: Any, mentions: tuple[str, ...]
+    server: Server, model: str, muvera: Any, mentions: tuple[str, ...]
 ) -> None:
     body = {"items": [{"text": "a"}], "params": {"output_types": ["dense"], "options": {"muvera": muvera}}}
-    assert_refused(JSON.post(sie, f"/v1/encode/{model}", body), 400, "INVALID_INPUT", *mentions)
+    assert_refused(JSON.post(server, f"/v1/encode/{model}", body), 400, "INVALID_INPUT", *mentions)

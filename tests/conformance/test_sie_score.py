@@ -16,8 +16,8 @@ PATH = f"/v1/score/{MODEL}"
 
 
 @pytest.fixture
-def server(fakes: Server) -> Server:
-    return fakes
+def server(either_fakes: Server) -> Server:
+    return either_fakes
 
 
 def body_of(*texts: Any, query: Any = "q", **fields: Any) -> dict[str, Any]:

@@ -18,11 +18,36 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.harness import lives
+from tests.harness.broker import broker
 from tests.harness.nursery import Forked
+from tests.harness.ports import free_port
 from tests.harness.server import Server, alive, make_server, serving, wait_until
 
 SETTINGS = {"queue.max_wait_s": 120, "limits.load_wait_s": 60}
+_OF_FRONTENDS = (
+    *(
+        f"PENSTOCK_{section}__"
+        for section in [
+            "CACHE",
+            "FETCH",
+            "GENERATION",
+            "GRPC",
+            "KSERVE",
+            "LIMITS",
+            "LOG",
+            "QUEUE",
+            "SERVER",
+            "TRACING",
+        ]
+    ),
+    "PENSTOCK_REPOSITORY__CONTROL",
+)
+"""What the settings of a gateway begin with that it shares with the frontends of a box."""
+WAYS = ("workers", pytest.param("gateway", marks=pytest.mark.long))
+"""The ways to a model: through frontends of its host, and through a gateway whose only box is this host."""
 
 _COUNTED = "TEST_COUNTED_TASKS"
 """Variable that names the file into which a bridge writes the number of its tasks."""
@@ -186,6 +211,35 @@ def gateway(
     with serving(place, (), chosen, workers=False) as server:
         yield server
         assert server.stop() == 0
+
+
+@contextlib.contextmanager
+def gateway_beside(place: Path, server: Server, key: Mapping[str, str] | None = None) -> Iterator[Server]:
+    """A gateway that has all models of a server that runs, and the settings of its frontends.
+
+    Its only box is a bridge beside the workers of that server. `key` are the headers of a client that may list models.
+    """
+    place.mkdir(parents=True, exist_ok=True)
+    settings = {
+        name.removeprefix("PENSTOCK_").replace("__", ".").lower(): value
+        for name, value in server.environment.items()
+        if name.startswith(_OF_FRONTENDS) and not name.endswith("__BIND")
+    }
+    if settings.get("grpc.enabled") == "true":
+        settings["grpc.bind"] = f"127.0.0.1:{free_port()}"
+    with (
+        broker(place / "broker") as one,
+        bridge_beside(server, one.url),
+        gateway(place / "near", [one.url], settings) as near,
+    ):
+        wait_until(lambda: _loaded(near, key) == _loaded(server, key), what="all models at the gateway")
+        yield near
+
+
+def _loaded(server: Server, key: Mapping[str, str] | None) -> dict[str, Any]:
+    """Whether each model is loaded, by its name."""
+    answer = server.request("GET", "/v1/models", headers=key)
+    return {model["name"]: model["loaded"] for model in answer.json()["models"]}
 
 
 @contextlib.contextmanager
