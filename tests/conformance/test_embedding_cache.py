@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 from tests.conformance.models import DIMS, SALTED, salt_of
 from tests.conformance.rounding import reference
@@ -16,6 +17,12 @@ from tests.harness.server import Answer, Server, wait_until
 HITS, MISSES = "penstock_embedding_cache_hits_total", "penstock_embedding_cache_misses_total"
 BYTES = "penstock_embedding_cache_bytes"
 ALL = ["dense", "sparse", "multivector"]
+
+
+@pytest.fixture
+def server(either_sie: Server) -> Server:
+    """The server of all features of a catalog, and a gateway whose only box is the server."""
+    return either_sie
 
 
 def hits(answer: Answer) -> int:
@@ -36,31 +43,31 @@ def content(answer: Answer) -> tuple[Any, Any]:
     return found["items"], found["usage"]
 
 
-def test_kept_items_are_answered_as_they_were_and_the_others_are_computed(sie: Server) -> None:
-    before = {name: sie.metric(name, model="org/many") for name in (HITS, MISSES, BYTES)}
+def test_kept_items_are_answered_as_they_were_and_the_others_are_computed(server: Server) -> None:
+    before = {name: server.metric(name, model="org/many") for name in (HITS, MISSES, BYTES)}
     texts = ["cached once", "", "cached for a longer while " * 9]
-    first = sie.encode("org/many", texts, output_types=ALL)
-    again = sie.encode("org/many", texts, output_types=ALL)
+    first = server.encode("org/many", texts, output_types=ALL)
+    again = server.encode("org/many", texts, output_types=ALL)
     assert (hits(first), hits(again)) == (0, 3)
     assert content(first) == content(again)
     assert float(first.headers["x-inference-time"]) > 0
     assert (again.headers["x-inference-time"], again.headers["x-queue-time"]) == ("0.00", "0.00")
-    more = sie.encode("org/many", [texts[2], "not cached", texts[0]], output_types=ALL)
+    more = server.encode("org/many", [texts[2], "not cached", texts[0]], output_types=ALL)
     assert hits(more) == 2
     items, usage = content(first)
     assert [content(more)[0][at] for at in (0, 2)] == [items[2], items[0]]
     assert [content(more)[1]["tokens"][at] for at in (0, 2)] == [usage["tokens"][2], usage["tokens"][0]]
-    wait_until(lambda: sie.metric(HITS, model="org/many") - before[HITS] == 5, what="hits")
-    wait_until(lambda: sie.metric(MISSES, model="org/many") - before[MISSES] == 4, what="misses")
-    assert sie.metric(BYTES, model="org/many") - before[BYTES] > 4 * 4 * len(items[0]["dense"]["values"])
+    wait_until(lambda: server.metric(HITS, model="org/many") - before[HITS] == 5, what="hits")
+    wait_until(lambda: server.metric(MISSES, model="org/many") - before[MISSES] == 4, what="misses")
+    assert server.metric(BYTES, model="org/many") - before[BYTES] > 4 * 4 * len(items[0]["dense"]["values"])
 
 
-def test_all_forms_and_dtypes_are_made_of_the_same_embedding(sie: Server) -> None:
+def test_all_forms_and_dtypes_are_made_of_the_same_embedding(server: Server) -> None:
     text = "one embedding for all forms"
-    assert hits(sie.encode("org/many", [text])) == 0
-    small = sie.encode("org/many", [text], output_dtype="int8", options={"dimensions": 4})
-    packed = MSGPACK.post(sie, "/v1/encode/org/many", {"items": [{"text": text}]})
-    openai = sie.post("/v1/embeddings", {"model": "org/many", "input": text})
+    assert hits(server.encode("org/many", [text])) == 0
+    small = server.encode("org/many", [text], output_dtype="int8", options={"dimensions": 4})
+    packed = MSGPACK.post(server, "/v1/encode/org/many", {"items": [{"text": text}]})
+    openai = server.post("/v1/embeddings", {"model": "org/many", "input": text})
     assert [hits(answer) for answer in (small, packed, openai)] == [1, 1, 1]
     expected = vector_of(text, len(openai.json()["data"][0]["embedding"]))
     assert np.array_equal(np.float32(openai.json()["data"][0]["embedding"]), expected)
@@ -68,31 +75,31 @@ def test_all_forms_and_dtypes_are_made_of_the_same_embedding(sie: Server) -> Non
     assert np.array_equal(content(packed)[0][0]["dense"]["values"], expected)
     cut = expected[:4] / np.linalg.norm(expected[:4])
     assert content(small)[0][0]["dense"]["values"] == reference(cut, "int8")[0]
-    assert hits(sie.encode("org/many", [text], is_query=True)) == 0
+    assert hits(server.encode("org/many", [text], is_query=True)) == 0
 
 
-def test_an_item_with_an_error_has_its_own_place_beside_kept_ones(sie: Server) -> None:
-    assert hits(sie.encode("org/many", ["beside an error"])) == 0
+def test_an_item_with_an_error_has_its_own_place_beside_kept_ones(server: Server) -> None:
+    assert hits(server.encode("org/many", ["beside an error"])) == 0
     for _ in range(2):
-        answer = sie.encode("org/many", ["beside an error", "#nan here"], item_errors=True)
+        answer = server.encode("org/many", ["beside an error", "#nan here"], item_errors=True)
         assert hits(answer) == 0
         found = content(answer)[0]
         assert "item 1" in found[1]["error"]["message"] and "dense" in found[0]
 
 
 def test_a_request_that_comes_again_byte_for_byte_has_the_same_answer_with_times_of_its_own(
-    sie: Server,
+    server: Server,
 ) -> None:
     body = {
         "items": [{"id": "one", "text": "byte for byte"}, {"text": "again"}],
         "params": {"output_types": ALL},
     }
     openai = {"model": "org/many", "input": ["byte for byte", "again"]}
-    before = sie.metric(HITS, model="org/many")
+    before = server.metric(HITS, model="org/many")
     for ask in (
-        lambda: sie.post("/v1/encode/org/many", body),
-        lambda: MSGPACK.post(sie, "/v1/encode/org/many", body),
-        lambda: sie.post("/v1/embeddings", openai),
+        lambda: server.post("/v1/encode/org/many", body),
+        lambda: MSGPACK.post(server, "/v1/encode/org/many", body),
+        lambda: server.post("/v1/embeddings", openai),
     ):
         first, *more = [ask() for _ in range(4)]
         for answer in more:
@@ -106,7 +113,7 @@ def test_a_request_that_comes_again_byte_for_byte_has_the_same_answer_with_times
             assert list(times[0]) == list(times[-1])
             assert all(one["queue_ms"] == one["inference_ms"] == 0 for one in times[1:])
             assert all(one["total_ms"] > 0 for one in times)
-    wait_until(lambda: sie.metric(HITS, model="org/many") - before >= 3 * 6, what="hits")
+    wait_until(lambda: server.metric(HITS, model="org/many") - before >= 3 * 6, what="hits")
 
 
 DOCUMENT = "A first line.\nA second line, which is longer.\nThe end."

@@ -33,9 +33,9 @@ Code = grpc.StatusCode
 
 
 @pytest.fixture
-def server(limited_server: Server) -> Server:
-    """The server with low limits."""
-    return limited_server
+def server(either_limited: Server) -> Server:
+    """The server with low limits, and a gateway whose only box is the server."""
+    return either_limited
 
 
 @pytest.fixture

@@ -19,9 +19,9 @@ TEXTS = ["Hello, world!", "A man is playing a guitar on stage.", "naïve café �
 
 
 @pytest.fixture
-def server(minilm_server: Server) -> Server:
+def server(either_minilm: Server) -> Server:
     """The shipped MiniLM, and two models that fail in known ways."""
-    return minilm_server
+    return either_minilm
 
 
 @pytest.fixture

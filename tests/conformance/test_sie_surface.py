@@ -26,6 +26,12 @@ LISTED_FIELDS = {
 }  # fmt: skip
 
 
+@pytest.fixture
+def server(either_sie: Server) -> Server:
+    """The server of all features of a catalog, and a gateway whose only box is the server."""
+    return either_sie
+
+
 def info_of(server: Server, model: str) -> dict[str, Any]:
     """One ModelInfo."""
     answer = server.get(f"/v1/models/{model}")
@@ -62,8 +68,8 @@ def test_a_model_can_be_asked_for_by_name(sie: Server, path: str) -> None:
     assert info["name"] == info["id"] == path.replace("%2F", "/")
 
 
-def test_model_info_of_a_loaded_model(sie: Server) -> None:
-    info = info_of(sie, "org/odd")
+def test_model_info_of_a_loaded_model(server: Server) -> None:
+    info = info_of(server, "org/odd")
     assert {name: info[name] for name in INFO_FIELDS} == {
         "name": "org/odd",
         "inputs": ["text"],
@@ -83,31 +89,31 @@ def test_model_info_of_a_loaded_model(sie: Server) -> None:
     }
 
 
-def test_model_info_lists_profiles_and_similarity(sie: Server) -> None:
-    profiles = info_of(sie, "org/profiled")["profiles"]
+def test_model_info_lists_profiles_and_similarity(server: Server) -> None:
+    profiles = info_of(server, "org/profiled")["profiles"]
     assert set(profiles) == {"default", "byte", "wide", "heir"}
     assert [name for name, profile in profiles.items() if profile["is_default"]] == ["default"]
     assert all(profile["output_similarity"] == {"dense": "dot"} for profile in profiles.values())
-    assert set(info_of(sie, "org/profiled:byte")["profiles"]) == {"default"}
+    assert set(info_of(server, "org/profiled:byte")["profiles"]) == {"default"}
 
 
 @pytest.mark.parametrize(("model", "error_class"), [("org/broken", "UNKNOWN"), ("org/lacking", "DEPENDENCY")])
-def test_model_info_of_a_model_that_could_not_be_loaded(sie: Server, model: str, error_class: str) -> None:
-    info = info_of(sie, model)
+def test_model_info_of_a_model_that_could_not_be_loaded(server: Server, model: str, error_class: str) -> None:
+    info = info_of(server, model)
     assert info["loaded"] is False and info["state"] == "failed"
     assert set(info["last_error"]) == {"code", "message", "attempts", "permanent"}
     assert info["last_error"]["permanent"] is True and info["last_error"]["attempts"] == 1
     assert info["last_error"]["message"]
 
 
-def test_an_unknown_model_is_not_found_and_the_nearest_name_is_given(sie: Server) -> None:
-    message = assert_refused(sie.get("/v1/models/org/od"), 404, "MODEL_NOT_FOUND", "org/odd")
-    assert message == assert_refused(sie.encode("org/od", ["a"]), 404, "MODEL_NOT_FOUND")
+def test_an_unknown_model_is_not_found_and_the_nearest_name_is_given(server: Server) -> None:
+    message = assert_refused(server.get("/v1/models/org/od"), 404, "MODEL_NOT_FOUND", "org/odd")
+    assert message == assert_refused(server.encode("org/od", ["a"]), 404, "MODEL_NOT_FOUND")
 
 
-def test_a_bad_body_wins_over_an_unknown_model_and_a_failed_load_over_bad_params(sie: Server) -> None:
-    assert_refused(sie.post("/v1/encode/unknown", {}), 400, "INVALID_INPUT", "items")
-    assert_refused(sie.encode("org/broken", ["a"], output_dtype="nope"), 502, "MODEL_LOAD_FAILED")
+def test_a_bad_body_wins_over_an_unknown_model_and_a_failed_load_over_bad_params(server: Server) -> None:
+    assert_refused(server.post("/v1/encode/unknown", {}), 400, "INVALID_INPUT", "items")
+    assert_refused(server.encode("org/broken", ["a"], output_dtype="nope"), 502, "MODEL_LOAD_FAILED")
 
 
 ERRORS = {
@@ -148,17 +154,17 @@ EMBEDDING_ERRORS = {
 
 
 @pytest.mark.parametrize("kind", EMBEDDING_ERRORS)
-def test_the_error_table_of_embeddings(sie: Server, kind: str) -> None:
+def test_the_error_table_of_embeddings(server: Server, kind: str) -> None:
     model, given, status, code = EMBEDDING_ERRORS[kind]
-    answer = sie.post("/v1/embeddings", {"model": model, "input": given})
+    answer = server.post("/v1/embeddings", {"model": model, "input": given})
     assert_refused_openai(answer, status, code, kind)
     assert answer.headers["x-sie-error-code"] == code
 
 
-def test_a_failed_load_says_what_failed_and_whether_it_is_final(sie: Server) -> None:
-    detail = sie.encode("org/broken", ["a"]).json()["detail"]
+def test_a_failed_load_says_what_failed_and_whether_it_is_final(server: Server) -> None:
+    detail = server.encode("org/broken", ["a"]).json()["detail"]
     assert detail["error_class"] == "UNKNOWN" and detail["attempts"] == 1 and detail["permanent"] is True
-    assert sie.encode("org/lacking", ["a"]).json()["detail"]["compatible_bundles"] == []
+    assert server.encode("org/lacking", ["a"]).json()["detail"]["compatible_bundles"] == []
 
 
 def test_a_loading_model_is_waited_for_then_answered_503_and_served_once_it_is_loaded(tmp_path: Path) -> None:
@@ -245,9 +251,9 @@ def every_kind_of_answer(server: Server, headers: dict[str, str]) -> dict[str, A
     }
 
 
-def test_every_answer_names_trace_request_and_version(sie: Server) -> None:
+def test_every_answer_names_trace_request_and_version(server: Server) -> None:
     seen = set()
-    for kind, answer in every_kind_of_answer(sie, {}).items():
+    for kind, answer in every_kind_of_answer(server, {}).items():
         assert re.fullmatch("[0-9a-f]{32}", answer.headers["x-trace-id"]), kind
         assert re.fullmatch("req_[0-9a-f]{32}", answer.headers["x-request-id"]), kind
         assert answer.headers["x-sie-server-version"] == "0.3.4", kind
@@ -255,20 +261,20 @@ def test_every_answer_names_trace_request_and_version(sie: Server) -> None:
     assert len(seen) == 26, "ids are fresh for every request"
 
 
-def test_every_answer_echoes_the_clients_ids(sie: Server) -> None:
+def test_every_answer_echoes_the_clients_ids(server: Server) -> None:
     trace = secrets.token_hex(16)
     headers = {
         "X-Request-ID": "job-7/part.2:a=b@c+d_E",
         "traceparent": f"00-{trace}-{secrets.token_hex(8)}-01",
     }
-    for kind, answer in every_kind_of_answer(sie, headers).items():
+    for kind, answer in every_kind_of_answer(server, headers).items():
         assert answer.headers["x-request-id"] == headers["X-Request-ID"], kind
         assert answer.headers["x-trace-id"] == trace, kind
 
 
 @pytest.mark.parametrize("given", ["", " ", "a b", "x" * 129, "<script>", "a\tb", "\xe9", '"', "a,b", "a;b"])
-def test_a_request_id_that_is_not_safe_to_echo_is_replaced(sie: Server, given: str) -> None:
-    answer = sie.post(PATH, {"items": [{"text": "a"}]}, X_Request_ID=given)
+def test_a_request_id_that_is_not_safe_to_echo_is_replaced(server: Server, given: str) -> None:
+    answer = server.post(PATH, {"items": [{"text": "a"}]}, X_Request_ID=given)
     assert answer.status == 200
     assert re.fullmatch("req_[0-9a-f]{32}", answer.headers["x-request-id"])
 
@@ -285,15 +291,15 @@ def test_a_request_id_that_is_not_safe_to_echo_is_replaced(sie: Server, given: s
         "ff-" + "1" * 32 + "-" + "1" * 16 + "-01",
     ],
 )
-def test_an_invalid_traceparent_is_replaced(sie: Server, given: str) -> None:
-    answer = sie.post(PATH, {"items": [{"text": "a"}]}, traceparent=given)
+def test_an_invalid_traceparent_is_replaced(server: Server, given: str) -> None:
+    answer = server.post(PATH, {"items": [{"text": "a"}]}, traceparent=given)
     assert answer.status == 200
     assert re.fullmatch("[0-9a-f]{32}", answer.headers["x-trace-id"])
     assert answer.headers["x-trace-id"] not in ("0" * 32, "1" * 32, "a" * 32)
 
 
-def test_a_successful_answer_has_its_times_in_headers(sie: Server) -> None:
-    answers = every_kind_of_answer(sie, {})
+def test_a_successful_answer_has_its_times_in_headers(server: Server) -> None:
+    answers = every_kind_of_answer(server, {})
     for kind in ("msgpack", "json", "embeddings"):
         times = {name: answers[kind].headers[name] for name in PHASES}
         assert all(re.fullmatch(r"\d+\.\d\d", value) for value in times.values()), times
@@ -318,9 +324,9 @@ def test_client_headers_without_meaning_here_are_accepted(sie: Server, value: st
 @pytest.mark.parametrize(
     "path", ["/nope", "/v1/nope", "/v1", "/v1/encode", "/v3/models", "/v1/models2", "//nope"]
 )
-def test_an_unknown_path_is_not_found_with_a_plain_detail(sie: Server, path: str) -> None:
+def test_an_unknown_path_is_not_found_with_a_plain_detail(server: Server, path: str) -> None:
     for method in ("GET", "POST"):
-        answer = sie.request(method, path, b"" if method == "POST" else None)
+        answer = server.request(method, path, b"" if method == "POST" else None)
         assert answer.status == 404
         assert answer.headers["content-type"].startswith("application/json")
         assert answer.json() == {"detail": "Not Found"}
@@ -340,20 +346,20 @@ def test_an_unknown_path_is_not_found_with_a_plain_detail(sie: Server, path: str
     ],
 )
 def test_a_wrong_method_is_refused_with_the_right_ones(
-    sie: Server, method: str, path: str, allowed: str
+    server: Server, method: str, path: str, allowed: str
 ) -> None:
-    answer = sie.request(method, path, b"" if method != "GET" else None)
+    answer = server.request(method, path, b"" if method != "GET" else None)
     assert answer.status == 405
     assert allowed in answer.headers["allow"]
     assert answer.json() == {"detail": "Method Not Allowed"}
 
 
 @pytest.mark.parametrize("operation", ["score", "extract"])
-def test_operations_that_are_not_offered_say_so(sie: Server, operation: str) -> None:
+def test_operations_that_are_not_offered_say_so(server: Server, operation: str) -> None:
     body = {"query": {"text": "a"}, "items": [{"text": "b"}]}
-    answer = sie.post(f"/v1/{operation}/org/odd", body)
+    answer = server.post(f"/v1/{operation}/org/odd", body)
     assert_refused(answer, 400, "INVALID_INPUT", operation)
-    assert_refused(sie.post(f"/v1/{operation}/org/none", body), 404, "MODEL_NOT_FOUND")
+    assert_refused(server.post(f"/v1/{operation}/org/none", body), 404, "MODEL_NOT_FOUND")
 
 
 def test_probes_answer_in_plain_text(sie: Server) -> None:

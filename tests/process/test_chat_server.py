@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from frontend.access import api_keys
+from tests.harness.cluster import WAYS, gateway_beside
 from tests.harness.keys import bearer, write_keys
 from tests.harness.later import anthropic, openai
 from tests.harness.server import DEVICE, Answer, Server, alive, serving, stopped, wait_until
@@ -36,7 +37,7 @@ PROMPTS = ["hello", "tell me a story about the sea", "one two three four five si
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     root = tmp_path_factory.mktemp("chat")
     catalog = root / "catalog"
     catalog.mkdir()
@@ -48,9 +49,28 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield running
 
 
+@pytest.fixture(scope="module", params=WAYS)
+def server(
+    request: pytest.FixtureRequest, local: Server, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    """The server, and a gateway whose only box is the server."""
+    if request.param == "workers":
+        yield local
+        return
+    with gateway_beside(tmp_path_factory.mktemp("near-chat"), local, bearer(KEY)) as near:
+        yield near
+
+
 @pytest.fixture
 def client(server: Server) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=0) as made:
+        yield made
+
+
+@pytest.fixture
+def own_client(local: Server) -> Iterator[openai.OpenAI]:
+    """Of the server whose workers a test may stop."""
+    with openai.OpenAI(base_url=f"{local.url}/v1", api_key=KEY, max_retries=0) as made:
         yield made
 
 
@@ -83,22 +103,22 @@ def test_a_stream_tells_what_the_whole_answer_says(client: openai.OpenAI) -> Non
 
 
 def test_a_stream_says_all_of_its_answer_while_its_frontend_is_reloaded(
-    server: Server, client: openai.OpenAI
+    local: Server, own_client: openai.OpenAI
 ) -> None:
     asked: dict[str, Any] = {"prompt": PROMPTS[1], "max_tokens": 200, "extra_body": {"ignore_eos": True}}
-    whole, old = ask(client, **asked), set(server.frontend_pids())
-    with ask(client, **asked, stream=True) as stream:
+    whole, old = ask(own_client, **asked), set(local.frontend_pids())
+    with ask(own_client, **asked, stream=True) as stream:
         chunks = [next(stream)]
         # While the worker stands still, the answer cannot end before the new frontend is there.
-        with stopped(server.worker_pid()):
-            server.process.send_signal(signal.SIGHUP)
-            wait_until(lambda: set(server.frontend_pids()) - old, what="a new frontend")
+        with stopped(local.worker_pid()):
+            local.process.send_signal(signal.SIGHUP)
+            wait_until(lambda: set(local.frontend_pids()) - old, what="a new frontend")
         chunks += stream
     said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
     assert said == whole.choices[0].message.content
     assert chunks[-1].choices[0].finish_reason == "length" and chunks[-1].usage.completion_tokens == 200
     wait_until(lambda: not any(alive(pid) for pid in old), what="the end of the old frontend")
-    assert ask(client, **asked).choices[0].message.content == said
+    assert ask(own_client, **asked).choices[0].message.content == said
 
 
 def test_a_model_that_generates_text_tokenizes_too(server: Server) -> None:
@@ -265,9 +285,7 @@ def test_another_key_and_another_salt_find_nothing_of_a_prompt(server: Server) -
         assert cached(path, "one", cache_salt=salt) > 64
 
 
-def test_a_prompt_over_the_context_is_refused_and_cut_on_demand(
-    server: Server, client: openai.OpenAI
-) -> None:
+def test_a_prompt_over_the_context_is_refused_and_cut_on_demand(local: Server, client: openai.OpenAI) -> None:
     with pytest.raises(
         openai.UnprocessableEntityError, match=f"context of the model is {chat_models.CONTEXT}"
     ):
@@ -277,4 +295,4 @@ def test_a_prompt_over_the_context_is_refused_and_cut_on_demand(
     entries = {entry.id: entry for entry in client.models.list()}
     assert entries[MODEL].model_extra is not None
     assert entries[MODEL].model_extra["max_sequences"] == (32 if DEVICE == "cpu" else 128)
-    assert server.metric("penstock_tokens_total", model=MODEL, direction="out") > 0
+    assert local.metric("penstock_tokens_total", model=MODEL, direction="out") > 0

@@ -12,6 +12,7 @@ from PIL import Image
 from tests.conformance.hostile_images import FAILED, USED, animated_gif, rotated, saved, vast_png
 from tests.fakes.seeing import TOKENS, Chat, Seeing
 from tests.fakes.web import HERE, Site, answer, serving_site
+from tests.harness.cluster import WAYS, gateway_beside
 from tests.harness.later import anthropic, openai
 from tests.harness.server import Answer, Server, serving
 from tests.tiny import chat_models, seeing_others
@@ -34,7 +35,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Seeing]:
 
 
 @pytest.fixture(scope="module")
-def server(models: dict[str, Seeing], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def local(models: dict[str, Seeing], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server of the same models, and of one that sees nothing."""
     root = tmp_path_factory.mktemp("server")
     catalog = root / "catalog"
@@ -46,6 +47,18 @@ def server(models: dict[str, Seeing], tmp_path_factory: pytest.TempPathFactory) 
     settings = {"fetch.allowed_networks": HERE}
     with serving(root, (*FAMILIES, BLIND, LLAVA), settings, catalog=catalog, supervised=False) as running:
         yield running
+
+
+@pytest.fixture(scope="module", params=WAYS)
+def server(
+    request: pytest.FixtureRequest, local: Server, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    """The server, and a gateway whose only box is the server."""
+    if request.param == "workers":
+        yield local
+        return
+    with gateway_beside(tmp_path_factory.mktemp("near-seeing"), local) as near:
+        yield near
 
 
 @pytest.fixture(scope="module")
