@@ -126,7 +126,8 @@ def assemble(
         )
     services.extensions = extensions.make(services, backend.engine, families, services.finisher.tracer)
     services.finisher.statistics = services.extensions.counters
-    services.tensor_models = TensorModels(backend.models, settings, services.extensions.control.wished)
+    wished = backend.models.wished if settings.is_gateway else services.extensions.control.wished
+    services.tensor_models = TensorModels(backend.models, settings, wished)
     services.bodies = BodyReader(settings.limits)
     inputs = InputMemory(backend.engine.blocks, services.bodies, settings)
     services.tensor_inference = TensorInference(

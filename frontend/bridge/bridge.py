@@ -33,7 +33,7 @@ from frontend.bridge.intake import Intake
 from frontend.bridge.meter import Meter
 from frontend.bridge.pooling import Membership
 from frontend.bridge.pulling import Puller
-from frontend.bridge.rows import rows_of
+from frontend.bridge.rows import rows_of, versions_of
 from frontend.cluster.broker import LOST_ECHOES, Broker, ended, lasting, readable
 from frontend.cluster.bucket import ROWS_S, Writer
 from frontend.cluster.poison import SharedPoison
@@ -161,6 +161,8 @@ class Bridge:
             self.transfers,
             meter,
         )
+        self.versions = versions_of(settings, models)
+        """What gateways are told of loads by name."""
         self._foreign = ForeignItems(settings, engine, models, self.broker.say, meter)
         self.intake.on_foreign = self._take_foreign
         self._dead_letters = DeadLetters(self._cluster, self.broker, self._names)
@@ -380,4 +382,4 @@ class Bridge:
 
     def _rows(self) -> dict[str, Row]:
         """All rows of this box by key."""
-        return rows_of(self._settings, self.life, self._models, self._configured)
+        return rows_of(self._settings, self.life, self._models, self._configured, self.versions)

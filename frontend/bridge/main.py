@@ -11,6 +11,7 @@ import asyncio
 import logging
 import signal
 import sys
+from collections.abc import Callable
 
 import uvloop
 
@@ -22,6 +23,7 @@ from frontend.server.drain import Drain
 from ipc import brokers, logs, settings, sweep
 from ipc.catalog.reading import read_served
 from ipc.errors import ConfigError
+from ipc.logs import Seldom
 from ipc.metrics import registry as metrics
 from ipc.metrics.cluster import BridgeMetrics
 from ipc.processes import starting as processes
@@ -29,6 +31,7 @@ from ipc.processes.liveness import SlotTaken, take_slot
 from ipc.processes.paths import prepare_run_dir
 from ipc.settings import Settings
 from ipc.store.store import Store
+from ipc.store.wishes import Wishes
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +72,20 @@ def main() -> int:
     return 0
 
 
+def _readable(wishes: Wishes) -> Callable[[str], bool | None]:
+    """`Wishes.loaded`; nothing is wished while the rows cannot be read."""
+    seldom = Seldom(log)
+
+    def loaded(model: str) -> bool | None:
+        try:
+            return wishes.loaded(model)
+        except OSError as error:
+            seldom.warning("which models were loaded by name cannot be read", str(error.strerror))
+            return None
+
+    return loaded
+
+
 async def _serve(config: Settings) -> None:
     stopping, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -85,6 +102,9 @@ async def _serve(config: Settings) -> None:
     )
     client.start()
     client.demand.replicas = engine.directory.replicas
+    if config.repository.control != "none":
+        bridge.versions.wished = _readable(Wishes(config.paths, store))
+    client.demand.known = bridge.versions.may_be_loaded
     client.workers.follow = engine.directory.follow
     bridge.on_refusal = stopping.set
     bridge.begin()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from frontend.bridge.configs import ConfiguredModels
 from frontend.engine.interface import Models, WorkerView
+from frontend.tensors.models import VersionStates
+from ipc.catalog.ids import model_of
 from ipc.catalog.repository import VersionEntry
 from ipc.settings import Settings
 from ipc.wire.cluster import KINDS, VERSION
@@ -12,7 +14,14 @@ from ipc.wire.cluster_rows import MOST_SLOTS, BoxRow, ModelRow, Row, WorkerRow
 from ipc.wire.messages import ModelStatus
 
 
-def rows_of(settings: Settings, life: str, models: Models, configured: ConfiguredModels) -> dict[str, Row]:
+def versions_of(settings: Settings, models: Models) -> VersionStates:
+    """States of the versions of this box, which knows of no loads by name yet."""
+    return VersionStates(models, settings.repository.control, lambda model: None)
+
+
+def rows_of(
+    settings: Settings, life: str, models: Models, configured: ConfiguredModels, versions: VersionStates
+) -> dict[str, Row]:
     """All rows of a box by key."""
     cluster = settings.cluster
     box = cluster.box_name
@@ -33,6 +42,7 @@ def rows_of(settings: Settings, life: str, models: Models, configured: Configure
             chosen,
             configured.gives(entry.id),
             configured.document(entry.id),
+            versions.wished(model_of(entry.id)),
         )
     rows[box] = BoxRow(
         VERSION,
@@ -47,6 +57,7 @@ def rows_of(settings: Settings, life: str, models: Models, configured: Configure
         configured.told(),
         KINDS,
         min(settings.worker_count, MOST_SLOTS),
+        settings.repository.control != "none",
     )
     return rows
 

@@ -25,6 +25,7 @@ from frontend.engine.interface import STATE_ORDER, BoxView, Models, WorkerView, 
 from frontend.scope import ANY_BOX, Choice
 from ipc import deadline
 from ipc.catalog.entries import Catalog, ModelEntry
+from ipc.catalog.ids import id_of
 from ipc.catalog.option_names import FAMILY_OPTIONS
 from ipc.errors import (
     STATE_GONE,
@@ -42,7 +43,7 @@ from ipc.errors import (
 from ipc.logs import Seldom
 from ipc.wire.cluster import RUN, STEP, BoxHealth
 from ipc.wire.cluster_configs import BoxConfigs
-from ipc.wire.cluster_rows import BoxRow, Row
+from ipc.wire.cluster_rows import BoxRow, ModelRow, Row
 from ipc.wire.messages import Credits, ModelStatus, Work
 from ipc.wire.stats import Stats
 
@@ -205,6 +206,22 @@ class ClusterModels(Models):
                 if row is not None and row.chosen:
                     return row.chosen
         return self.catalog.versions.get(model, ())
+
+    def _offered(self, entry: str) -> list[tuple[BoxRow, ModelRow]]:
+        """The rows of each live box that has an entry."""
+        found = ((rows.box, rows.of(entry)) for _, rows in self._live())
+        return [(box, row) for box, row in found if box is not None and row is not None]
+
+    def wished(self, model: str) -> bool | None:
+        """See `Models`: a box that was told to load a model counts before boxes that were told to unload the model."""
+        entries = [id_of(model, version) for version in self.catalog.versions.get(model, ())] or [model]
+        found = {row.wished for entry in entries for _, row in self._offered(entry)}
+        return next((wish for wish in (True, None) if wish in found), False if found else None)
+
+    def is_by_name(self, entry: str) -> bool | None:
+        """See `Models`: where one box loads models when somebody asks, a request may go there."""
+        found = self._offered(entry)
+        return all(box.by_name for box, _ in found) if found else None
 
     def find(self, model: str) -> ModelEntry:
         """Catalog entry of a model name. Raises `ModelNotFound`, and while no model is known at all why."""

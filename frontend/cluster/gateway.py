@@ -301,8 +301,10 @@ class Gateway:
     ) -> Sent:
         """A new item.
 
-        Raises `InvalidInput` for work with a value that no message can hold, and `InputRefused` for poison.
+        Raises `DeadlineExceeded` for a request that is late already, `InvalidInput` for work with a value that no
+        message can hold, and `InputRefused` for poison.
         """
+        deadline.check(deadline_ns, "before a worker could be found")
         try:
             encoded = encode(work)
             if kind != ENSURE and self.poison:

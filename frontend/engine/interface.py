@@ -239,6 +239,17 @@ class Models(ABC):
             )
         return self.control
 
+    def wished(self, model: str) -> bool | None:
+        """Whether the hosts that have a model were told to load (true) or unload (false) the model by name last.
+
+        None: neither, or this host is asked for its own wishes.
+        """
+        return None
+
+    def is_by_name(self, entry: str) -> bool | None:
+        """Whether the hosts that have a version load models by name alone; None: the settings of this host tell."""
+        return None
+
     @property
     @abstractmethod
     def version(self) -> int:

@@ -113,12 +113,17 @@ class VersionStates:
         wished = self.wished(model_of(entry))
         if status.state not in ("available", "unloading") or wished is False:
             return False
-        if wished or status.attempts or self._control == "none":
+        if wished or status.attempts or not self._is_by_name(entry):
             return True
         if self.directory.catalog[entry].preload:
             return True
         up = [worker for worker in self.directory.workers() if worker.state == "ready"]
         return not up or not all(worker.preloaded for worker in up)
+
+    def _is_by_name(self, entry: str) -> bool:
+        """Whether a version is loaded by name alone."""
+        found = self.directory.is_by_name(entry)
+        return self._control != "none" if found is None else found
 
     def may_be_loaded(self, entry: str) -> bool:
         """Whether a request may have a model loaded: not a repository model that an operator has unloaded."""

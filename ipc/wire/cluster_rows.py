@@ -32,7 +32,8 @@ class BoxRow(Message, frozen=True, tag="box_row"):
     """A box in the bucket of models: its workers and the ids of its models, whose rows have keys of their own.
 
     `pool` is that of its settings; `profile` is its machine profile, in lower case, empty where the settings name none.
-    `configs` is None for a box that knows nothing of configurations. `kinds` are those of the items that the box takes:
+    `by_name`: models of repositories are loaded by name alone. `configs` is None for a box that knows nothing of
+    configurations. `kinds` are those of the items that the box takes:
     kinds that came later than the version of the protocol need no other version. `slots` are the configured workers.
     """
 
@@ -47,13 +48,15 @@ class BoxRow(Message, frozen=True, tag="box_row"):
     configs: BoxConfigs | None = None
     kinds: tuple[str, ...] = FIRST_KINDS
     slots: Annotated[int, msgspec.Meta(ge=1, le=MOST_SLOTS)] = 1
+    by_name: bool = False
 
 
 class ModelRow(Message, frozen=True, tag="model_row"):
     """A model of a box: its entry, one of the two, and by the names of workers the states of all of its variants.
 
     `chosen`: for a model of a repository, the versions that its files choose. `configured`: the box has the model by a
-    configuration of the cluster alone, whose `document` is there, unless the box has yet to read its files.
+    configuration of the cluster alone, whose `document` is there, unless the box has yet to read its files. `wished`:
+    the model was loaded (true) or unloaded (false) by name last.
     """
 
     life: str
@@ -63,6 +66,7 @@ class ModelRow(Message, frozen=True, tag="model_row"):
     chosen: tuple[int, ...] = ()
     configured: bool = False
     document: dict[str, Any] | None = None
+    wished: bool | None = None
 
 
 Row = BoxRow | ModelRow

@@ -29,13 +29,6 @@ def rpc(server: Server) -> Iterator[Rpc]:
         yield opened
 
 
-@pytest.fixture
-def own_rpc(limited_server: Server) -> Iterator[Rpc]:
-    """Of the server whose models a client may load by name, which a gateway does not offer."""
-    with Rpc(address_of(limited_server)) as opened:
-        yield opened
-
-
 @pytest.mark.parametrize(
     ("request_", "status", "words"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS]
 )
@@ -124,30 +117,36 @@ def test_a_full_queue(server: Server, rpc: Rpc) -> None:
         assert int(trailers_of(error)["retry-after"]) >= 1
 
 
-def test_a_model_that_is_loading_and_one_that_was_unloaded(limited_server: Server, own_rpc: Rpc) -> None:
+def test_a_model_that_is_loading_and_one_that_was_unloaded(
+    limited_server: Server, server: Server, rpc: Rpc
+) -> None:
+    """Models are loaded by name at their host alone; clients of a gateway are told so of them, too."""
     body = {"inputs": [tensor("INPUT", A[:, :1].reshape(1), "FP32", data=[1.0])]}
     path, asked = f"/v2/models/{LATE}/infer", message(LATE, side("INPUT", "FP32", (1,), fp32_contents=[1.0]))
+    go = limited_server.run_dir.parent / "go"
+    go.unlink(missing_ok=True)
     with ThreadPoolExecutor(1) as pool:
         loading = pool.submit(limited_server.post, f"/v2/repository/models/{LATE}/load", {})
         index = "/v2/repository/index"
         wait_until(
-            lambda: "LOADING" in {one["state"] for one in limited_server.post(index, {}).json()},
+            lambda: "LOADING" in {one["state"] for one in server.post(index, {}).json()},
             what="the begin of the load",
         )
-        found = post(limited_server, path, body)
+        found = post(server, path, body)
         assert found.status == 503 and "is loading" in found.error and "% of it is done" in found.error
         assert int(found.answer.headers["retry-after"]) >= 1
-        error = failure_of(lambda: own_rpc.call("ModelInfer", asked))
+        error = failure_of(lambda: rpc.call("ModelInfer", asked))
         assert error.code() is grpc.StatusCode.UNAVAILABLE and "is loading" in error.details()
-        assert not own_rpc.call("ModelReady", pb.ModelReadyRequest(name=LATE)).ready
-        (limited_server.run_dir.parent / "go").touch()
+        assert not rpc.call("ModelReady", pb.ModelReadyRequest(name=LATE)).ready
+        go.touch()
         assert loading.result(60).status == 200
-    assert post(limited_server, path, body).status == 200
+    wait_until(lambda: post(server, path, body).status == 200, what="the model")
     assert limited_server.post(f"/v2/repository/models/{LATE}/unload", {}).status == 200
-    wait_until(lambda: post(limited_server, path, body).status == 404, what="the unload")
-    assert "has no available versions" in post(limited_server, path, body).error
-    assert "has no available versions" in failure_of(lambda: own_rpc.call("ModelInfer", asked)).details()
-    assert limited_server.get("/v2/health/ready").status == 200
+    wait_until(lambda: post(server, path, body).status == 404, what="the unload")
+    assert "has no available versions (unloaded)" in post(server, path, body).error
+    assert "has no available versions" in failure_of(lambda: rpc.call("ModelInfer", asked)).details()
+    assert post(limited_server, path, body).status == 404, "no request loads it again"
+    assert server.get("/v2/health/ready").status == 200
 
 
 def test_every_rpc_that_is_not_offered_says_so(server: Server, rpc: Rpc) -> None:

@@ -27,23 +27,20 @@ from tests.harness.ports import free_port
 from tests.harness.server import Server, alive, make_server, serving, wait_until
 
 SETTINGS = {"queue.max_wait_s": 120, "limits.load_wait_s": 60}
-_OF_FRONTENDS = (
-    *(
-        f"PENSTOCK_{section}__"
-        for section in [
-            "CACHE",
-            "FETCH",
-            "GENERATION",
-            "GRPC",
-            "KSERVE",
-            "LIMITS",
-            "LOG",
-            "QUEUE",
-            "SERVER",
-            "TRACING",
-        ]
-    ),
-    "PENSTOCK_REPOSITORY__CONTROL",
+_OF_FRONTENDS = tuple(
+    f"PENSTOCK_{section}__"
+    for section in (
+        "CACHE",
+        "FETCH",
+        "GENERATION",
+        "GRPC",
+        "KSERVE",
+        "LIMITS",
+        "LOG",
+        "QUEUE",
+        "SERVER",
+        "TRACING",
+    )
 )
 """What the settings of a gateway begin with that it shares with the frontends of a box."""
 WAYS = ("workers", pytest.param("gateway", marks=pytest.mark.long))

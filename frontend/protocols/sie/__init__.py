@@ -226,7 +226,8 @@ class SieProtocol:
         status, body, headers = _renderer(path)(error, req is not None and is_own_client(req))
         if self._is_gateway:
             scope = getattr(req.context, "penstock", None) if req is not None else None
-            body = {**errors.of_gateway(error, scope.choice if scope is not None else ANY_BOX), **body}
+            # The bytes of one host come first.
+            body = {**body, **errors.of_gateway(error, scope.choice if scope is not None else ANY_BOX)}
         return status, body, headers
 
     def render_http(self, error: falcon.HTTPError, path: str) -> tuple[int, dict[str, Any], dict[str, str]]:

@@ -11,8 +11,11 @@ from frontend.cluster.directory import ClusterModels
 from frontend.cluster.takers import MOST_REMEMBERED
 from frontend.engine.boxes import by_boxes, gpu_of
 from frontend.scope import Choice
+from frontend.tensors.models import VersionStates
 from ipc import deadline
-from ipc.catalog.entries import Catalog, HubSource, ModelEntry
+from ipc.catalog.entries import Catalog, DirectorySource, HubSource, ModelEntry
+from ipc.catalog.model_config import ModelConfig
+from ipc.catalog.repository import VersionEntry
 from ipc.errors import DependencyConflict, PenstockError, Provisioning
 from ipc.settings import Cluster
 from ipc.wire.cluster import VERSION, BoxBeat, BoxHealth
@@ -191,3 +194,50 @@ def test_a_configured_model_is_known_before_a_box_has_it_and_bundles_tell_their_
     assert (box, bundle, told) == ("a", "plain", None) and "dense" in adapters
     with pytest.raises(Provisioning):
         stage.loaded("org/new", "")
+
+
+def versioned(stage: Stage, box: str, by_name: bool, wished: bool | None = None) -> None:
+    """A box has version 1 of a model of a repository, which is not loaded."""
+    worker = WorkerRow("worker-0", 0, "ready", True, True, "cpu", 1)
+    entry = VersionEntry(
+        id="m@1", source=DirectorySource("/m"), model="m", version=1, preload=False, config=ModelConfig("m")
+    )
+    states = {"worker-0": [ModelStatus("m@1", "available")]}
+    row = ModelRow(VERSION, f"life-{box}", None, entry, states, wished=wished)
+    stage.boxes.take(BoxBeat(VERSION, box, f"life-{box}", "default", 1, False, 1.0, 0.0))
+    stage.models.take(row_key(box, "m@1"), row)
+    stage.models.take(
+        box,
+        BoxRow(VERSION, box, f"life-{box}", "default", "plain", [worker], True, ["m@1"], by_name=by_name),
+    )
+
+
+@pytest.mark.parametrize(
+    ("told", "wished"),
+    [
+        ({"a": False}, False),
+        ({"a": False, "b": False}, False),
+        ({"a": False, "b": None}, None),
+        ({"a": False, "b": True}, True),
+        ({"a": None}, None),
+        ({}, None),
+    ],
+)
+def test_a_model_is_unloaded_by_name_where_each_box_was_told_so(
+    told: dict[str, bool | None], wished: bool | None
+) -> None:
+    stage = Stage()
+    for box, each in told.items():
+        versioned(stage, box, by_name=True, wished=each)
+    assert stage.models.wished("m") is wished
+
+
+def test_requests_load_a_version_that_no_box_has_unless_all_boxes_load_models_by_name() -> None:
+    stage = Stage()
+    states = VersionStates(stage.models, "none", stage.models.wished)
+    assert stage.models.is_by_name("m@1") is None
+    found = []
+    for box, by_name in (("a", True), ("b", False)):
+        versioned(stage, box, by_name)
+        found.append((stage.models.is_by_name("m@1"), states.of(1, "m@1").state))
+    assert found == [(True, "UNAVAILABLE"), (False, "LOADING")]
