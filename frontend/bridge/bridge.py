@@ -144,7 +144,8 @@ class Bridge:
         Raises `ConfigError` for files of `settings.cluster` that cannot be read.
         """
         self._settings, self._cluster = settings, settings.cluster
-        self._engine, self._models, self._meter = engine, models, meter
+        self._engine, self._meter = engine, meter
+        self._models, self.versions = models, versions_of(settings, models)
         self.box, self.life = settings.cluster.box_name, secrets.token_hex(8)
         self._names = Names(settings.cluster.name)
         self.broker = Broker(settings.cluster, f"bridge {self.box}")
@@ -161,15 +162,13 @@ class Bridge:
             self.transfers,
             meter,
         )
-        self.versions = versions_of(settings, models)
-        """What gateways are told of loads by name."""
         self._foreign = ForeignItems(settings, engine, models, self.broker.say, meter)
         self.intake.on_foreign = self._take_foreign
         self._dead_letters = DeadLetters(self._cluster, self.broker, self._names)
         self.intake.on_dead = self._foreign.on_dead = self._dead_letters.keep
         self._writer = Writer(self.broker, self._names)
         self._writer.on_untold = meter.untold
-        self._seldom, self._number, self._echo_s = Seldom(log), 0, 0.0
+        self._seldom, self._number, self._echo_s, self._pulls = Seldom(log), 0, 0.0, False
         self._ages, self._namesakes = Ages(), Namesakes(self.box, self.life)
         self.on_refusal: Callable[[], None] = lambda: None
         self._tasks: list[asyncio.Task[None]] = []
@@ -193,7 +192,6 @@ class Bridge:
         )
         self.broker.listen(self._puller.subject, self._puller.heard)
         self.intake.on_end = self._maker.on_there = self._pull_soon
-        self._pulls = False
         if self._cluster.lane != "direct":
             self.broker.on_up.append(self._maker.again)
         self.broker.on_down.append(self._puller.forget)

@@ -60,8 +60,8 @@ OF_SIE = ("/v1/encode", "/v1/score/", "/v1/extract")
 
 BESIDE_MODELS = ("bundles", "worker_count", "workers")
 """What a gateway adds to each model, by section 11.1."""
-BESIDE = frozenset({"x-sie-version", "x-sie-request-id", "x-sie-worker", "x-queue-wait-time"})
-_OF_WORK = frozenset({"x-sie-worker", "x-queue-wait-time"})
+_OF_WORK = frozenset({"x-sie-worker", "x-queue-publish-time", "x-queue-wait-time"})
+BESIDE = frozenset({"x-sie-version", "x-sie-request-id", *_OF_WORK})
 """Headers that a gateway adds, by section 11.6; the last ones where a box has worked."""
 _OF_ONE_REQUEST = frozenset({"date", "x-request-id", "x-trace-id", "request-id", "x-sie-request-id", "etag"})
 
@@ -311,9 +311,31 @@ def scrubbed(body: bytes) -> bytes:
     return _TIMES.sub(rb"\1 0", _IDS.sub(rb"\1 id", body))
 
 
+_PIECES = re.compile(
+    rb'"(?:content|text|delta)":"((?:[^"\\]|\\.)*)"|"role":"assistant",|"finish_reason":(null|"[a-z_]+")'
+)
+_NUMBERS = re.compile(rb'"sequence_number":\d+')
+
+
+def told_events(body: bytes) -> tuple[bytes, list[bytes]]:
+    """What a stream says: its text, joined, and the forms of its events, each once in a row.
+
+    How many tokens an event has depends on the time in which they came.
+    """
+    forms: list[bytes] = []
+    for event in body.split(b"\n\n"):
+        form = _NUMBERS.sub(b"", _PIECES.sub(b"", event))
+        if form not in forms[-1:]:
+            forms.append(form)
+    return b"".join(b"".join(found) for found in _PIECES.findall(body)).replace(b"null", b""), forms
+
+
 def told(answer: Answer) -> Any:
     """What an answer says but for ids and times: its bytes in JSON, in msgpack its keys and values in their order."""
-    if answer.headers.get("content-type", "") != MSGPACK.media_type:
+    media = answer.headers.get("content-type", "")
+    if media.startswith("text/event-stream"):
+        return told_events(scrubbed(answer.body))
+    if media != MSGPACK.media_type:
         return scrubbed(answer.body)
     pairs = msgpack.unpackb(answer.body, object_pairs_hook=list, strict_map_key=False)
     return len(answer.body), [pair for pair in pairs if pair[0] != "timing"]

@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -214,8 +214,10 @@ def gateway(
 def gateway_beside(place: Path, server: Server, key: Mapping[str, str] | None = None) -> Iterator[Server]:
     """A gateway that has all models of a server that runs, and the settings of its frontends.
 
-    Its only box is a bridge beside the workers of that server. `key` are the headers of a client that may list models.
+    Its only box is a bridge beside the workers of that server, which does not have the models that the command of the
+    server alone names. `key` are the headers of a client that may list models.
     """
+    named = {each.rpartition("=")[2] for each in server.named}
     place.mkdir(parents=True, exist_ok=True)
     settings = {
         name.removeprefix("PENSTOCK_").replace("__", ".").lower(): value
@@ -229,14 +231,16 @@ def gateway_beside(place: Path, server: Server, key: Mapping[str, str] | None = 
         bridge_beside(server, one.url),
         gateway(place / "near", [one.url], settings) as near,
     ):
-        wait_until(lambda: _loaded(near, key) == _loaded(server, key), what="all models at the gateway")
+        wait_until(
+            lambda: _loaded(near, key) == _loaded(server, key, named), what="all models at the gateway"
+        )
         yield near
 
 
-def _loaded(server: Server, key: Mapping[str, str] | None) -> dict[str, Any]:
-    """Whether each model is loaded, by its name."""
-    answer = server.request("GET", "/v1/models", headers=key)
-    return {model["name"]: model["loaded"] for model in answer.json()["models"]}
+def _loaded(server: Server, key: Mapping[str, str] | None, but: Container[str] = ()) -> dict[str, Any]:
+    """Whether each model is loaded, by its name, `but` for some."""
+    models = server.request("GET", "/v1/models", headers=key).json()["models"]
+    return {model["name"]: model["loaded"] for model in models if model["name"] not in but}
 
 
 @contextlib.contextmanager
