@@ -24,7 +24,7 @@ from frontend.http.bodies import BodyReader
 from frontend.records.finishing import Finisher, Recorder
 from frontend.services import Services
 from frontend.state.state import State
-from frontend.tensors import extensions
+from frontend.tensors import live_settings
 from frontend.tensors.inference import TensorInference
 from frontend.tensors.models import TensorModels
 from frontend.tensors.uploading import InputMemory
@@ -124,7 +124,7 @@ def assemble(
         services.finisher.http = HttpCounts(
             families, services.catalog, settings.log, counting=settings.server.metrics
         )
-    services.extensions = extensions.make(services, backend.engine, families, services.finisher.tracer)
+    services.extensions = live_settings.make(services, backend.engine, families, services.finisher.tracer)
     services.finisher.statistics = services.extensions.counters
     wished = backend.models.wished if settings.is_gateway else services.extensions.control.wished
     services.tensor_models = TensorModels(backend.models, settings, wished)

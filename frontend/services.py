@@ -11,8 +11,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from frontend.access.gate import Gate
-from frontend.access.restricted import Restrictions
+from frontend.access.gate import Gate, Restrictions
 from frontend.engine.answer import CopyBudget
 from frontend.engine.boxes import GatewayMeter
 from frontend.engine.interface import Configs, Engine, Models
@@ -21,8 +20,8 @@ from frontend.http.bodies import BodyReader
 from frontend.records.finishing import Finisher, Recorder
 from frontend.server.drain import DRAIN, Drain
 from frontend.state.state import State
-from frontend.tensors.extensions import Extensions
 from frontend.tensors.inference import TensorInference
+from frontend.tensors.live_settings import Extensions
 from frontend.tensors.models import TensorModels
 from ipc.catalog.entries import Catalog
 from ipc.settings import Settings

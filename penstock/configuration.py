@@ -16,11 +16,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from frontend import tracing
 from frontend.access import api_keys
 from frontend.arbiter import hooks
 from frontend.arbiter.configuration import check_tools, restrictions_of
 from frontend.http import listeners
-from frontend.tracing import otlp
 from ipc import extras
 from ipc.catalog.entries import AdapterSource, Catalog, DirectorySource, HubSource, ModelEntry, PackageSource
 from ipc.catalog.ids import profiled, split_served
@@ -54,7 +54,7 @@ def run(config: Settings, *, as_json: bool = False) -> int:
     models = read(config)
     if config.server.keys_file:
         api_keys.read(Path(config.server.keys_file))
-    otlp.check(config.tracing)
+    tracing.check(config.tracing)
     listeners.check_addresses(config)
     restrictions_of(config)
     check_tools(config)

@@ -23,6 +23,13 @@
 
 The first row ends DNS rebinding: a page of `evil.example` whose name now leads here still sends that name. Browsers ask
 before a page sends JSON to another site, and get leave by `server.cors_origins`; they do not ask before a form.
+
+`Restrictions` are groups of endpoints that answer only to requests with a secret header, whatever key a request has:
+the file that `kserve.restricted_file` names.
+
+    - apis: [model-repository, shared-memory]
+      header: x-penstock-admin
+      value: at least sixteen characters
 """
 
 from __future__ import annotations
@@ -36,15 +43,16 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, get_args
 from urllib.parse import urlsplit
 
+import msgspec
 import numpy as np
 
 from frontend.access import api_keys
 from frontend.route_rows import Need
 from ipc.addresses import is_loopback
-from ipc.errors import AccessRefused, Forbidden, RateLimited, Unauthenticated
+from ipc.errors import AccessRefused, ConfigError, Forbidden, RateLimited, Unauthenticated
 from ipc.settings import Server
 
 _DEFAULT_PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
@@ -407,3 +415,64 @@ def _is_preflight(scope: dict[str, Any]) -> bool:
 def decision_of(scope: dict[str, Any]) -> Decision:
     """The decision that `Gate.admit` kept in the scope; a scope without an decision is refused."""
     return scope.get(SCOPE_KEY) or Decision(refusal=Unauthenticated("the request was not checked"))
+
+
+Api = Literal[
+    "health",
+    "metadata",
+    "inference",
+    "shared-memory",
+    "model-config",
+    "model-repository",
+    "statistics",
+    "trace",
+    "logging",
+]
+APIS: tuple[str, ...] = get_args(Api)
+SETTING = "kserve.restricted_file"
+
+
+class Restriction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A secret, and the groups that it opens."""
+
+    apis: Annotated[tuple[Api, ...], msgspec.Meta(min_length=1)]
+    header: Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9-]{1,64}\Z")]
+    value: Annotated[str, msgspec.Meta(pattern=r"\A[!-~]{16,256}\Z")]
+
+
+class Restrictions:
+    """The restricted groups; none without a file."""
+
+    def __init__(self, restrictions: tuple[Restriction, ...] = ()) -> None:
+        self._by_api = {api: one for one in restrictions for api in one.apis}
+
+    @classmethod
+    def of(cls, file: str) -> Restrictions:
+        """The restrictions of a file; none for "". Raises `ConfigError` for mistakes, or a file open to others."""
+        return cls(_read(Path(file))) if file else cls()
+
+    def require_secret(self, api: Api, header: Callable[[str], str | None]) -> None:
+        """Raise `Forbidden` if the group has a secret and `header` does not give it."""
+        restriction = self._by_api.get(api)
+        if restriction is None:
+            return
+        given = header(restriction.header) or ""
+        if not hmac.compare_digest(given.encode("utf-8", "replace"), restriction.value.encode()):
+            raise Forbidden(f"this endpoint is restricted: '{api}' needs the header {restriction.header}")
+
+
+def _read(path: Path) -> tuple[Restriction, ...]:
+    try:
+        restrictions = msgspec.yaml.decode(
+            api_keys.read_private_file(path, SETTING), type=tuple[Restriction, ...]
+        )
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{SETTING} {path}: {error}") from None
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        # NOTE: the message of the parser would show the secrets of the line.
+        raise ConfigError(f"{SETTING} {path}: neither YAML nor JSON") from None
+    apis = [api for one in restrictions for api in one.apis]
+    twice = next((api for api in apis if apis.count(api) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"{SETTING} {path}: '{twice}' is restricted twice")
+    return restrictions

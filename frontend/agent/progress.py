@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import orjson
 
-from frontend.records.live_runs import Doing, LiveRun, LiveRuns, cut
+from frontend.records.recent import Doing, LiveRun, LiveRuns, cut
 from frontend.scope import RequestScope
 from frontend.services import Services
 from ipc.errors import Cancelled

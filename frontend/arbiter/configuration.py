@@ -11,12 +11,11 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from frontend.access.gate import Gate
-from frontend.access.restricted import Restrictions
+from frontend import tracing
+from frontend.access.gate import Gate, Restrictions
 from frontend.engine import planning
 from frontend.http import listeners
 from frontend.tensors.request import Forwarding
-from frontend.tracing import otlp
 from frontend.web import child
 from frontend.web.addresses import networks_of
 from ipc import brokers, mcp_servers, settings
@@ -48,7 +47,7 @@ def read(config: settings.Settings | None = None) -> Configuration:
     The catalog of a gateway is empty: boxes tell their models.
     """
     config = config or settings.load()
-    otlp.check(config.tracing)
+    tracing.check(config.tracing)
     if config.grpc.enabled:
         parse(config.grpc.bind, "grpc.bind")
     listeners.check_addresses(config)

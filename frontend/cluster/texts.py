@@ -25,9 +25,8 @@ from frontend.cluster.runs import Office, Run, Runs
 from frontend.engine.events import Pace, Past
 from frontend.engine.streams import homes
 from frontend.engine.streams.carrying import CarriedText
-from frontend.engine.streams.delta_stream import DeltaStream
+from frontend.engine.streams.delta_stream import DeltaStream, KeptIds
 from frontend.engine.streams.incoming import TEXT_KINDS, TextTaker
-from frontend.engine.streams.progress import KeptIds
 from frontend.scope import RequestScope
 from ipc.errors import (
     Draining,

@@ -164,6 +164,10 @@ class EmbeddingsByType(msgspec.Struct):
     base64: Annotated[list[str] | UnsetType, Meta(description="Little-endian float32.")] = UNSET
 
 
+_ATTRIBUTES = {"float": "float_"}
+"""Attributes of `EmbeddingsByType` whose fields have other names, by field."""
+
+
 class EmbedAnswer(msgspec.Struct):
     """Answer of embed."""
 
@@ -257,9 +261,10 @@ class EmbedV1Resource(VectorsResource[R]):
                 vectors = [await array_of(rows, "float")]
                 answer = EmbedAnswer(_new_id(), "embeddings_floats", HOLE, HOLE, meta)
             else:
-                kinds = list(dict.fromkeys(request.embedding_types or ["float"]))
+                wanted = request.embedding_types or ["float"]
+                kinds = [kind for kind in EmbeddingsByType.__struct_encode_fields__ if kind in wanted]
                 vectors = [await array_of(rows, kind) for kind in kinds]
-                by_type: Any = dict.fromkeys(kinds, HOLE)
+                by_type = EmbeddingsByType(**{_ATTRIBUTES.get(kind, kind): HOLE for kind in kinds})
                 answer = EmbedAnswer(_new_id(), "embeddings_by_type", HOLE, by_type, meta)
         texts = await texts_of([item.text for item in items if item.text is not None])
         return filled(answer, texts, *vectors)

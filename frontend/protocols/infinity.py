@@ -365,7 +365,7 @@ ROUTES = (
     _asking(
         "/classify",
         InfinityClassifyResource,
-        "Classes of texts, in the form that `server.compatible` chooses.",
+        "Classes of texts, in the form that server.compatible chooses.",
         InfinityClassifyRequest,
         InfinityClassifyAnswer,
         {"input": ["a text"]},
@@ -374,7 +374,7 @@ ROUTES = (
     _asking(
         "/rerank",
         InfinityRerankResource,
-        "Texts in the order in which they answer a query, in the form that `server.compatible` chooses.",
+        "Texts in the order in which they answer a query, in the form that server.compatible chooses.",
         InfinityRerankRequest,
         InfinityRerankAnswer,
         {"query": "a question", "documents": ["one", "two"]},

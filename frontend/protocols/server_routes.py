@@ -171,7 +171,7 @@ def _schema(context: Context) -> SchemaResource:
 
 
 ROUTES = (
-    _open("/", lambda _: PageResource(), "Status page, or `OK`.", (TEXT, HTML)),
+    _open("/", lambda _: PageResource(), "Status page, or OK.", (TEXT, HTML)),
     _open("/healthz", _live, "Whether the process lives.", health=True),
     _ready(
         "/readyz", "Whether traffic is accepted; the second line of a 503 says why not, further lines warn."
@@ -181,7 +181,7 @@ ROUTES = (
     _open(
         "/health",
         lambda context: HealthResource(context.services),
-        "`OK`; that this is a single server, for who asks for JSON.",
+        "OK, or the words that this is a single server where a client asks for JSON.",
         (TEXT, JSON),
         health=True,
         pages=True,

@@ -14,13 +14,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from frontend import tracing
 from frontend.access_log import UNMATCHED, HttpCounts
-from frontend.records.live_runs import LiveRuns
-from frontend.records.recent import Recent, RecentWriter, open_ring, shown_message
+from frontend.records.recent import LiveRuns, Recent, RecentWriter, open_ring, shown_message
 from frontend.records.statistics import RequestCounters
 from frontend.scope import PARTS, RequestScope
-from frontend.tracing import otlp
-from frontend.tracing.tracer import Tracer
+from frontend.tracing import Tracer
 from ipc.errors import InputRefused, WorkerCrashed
 from ipc.metrics.families import DIRECTIONS, NO_KEY, UNKNOWN
 from ipc.metrics.registry import Amount, FrontendMetrics, Observations
@@ -285,7 +284,7 @@ class Finisher:
     @classmethod
     def opened(cls, settings: Settings, name: str, recorder: Recorder) -> Finisher:
         """The finisher of the frontend `name` (`frontend-0`), with a ring of recent requests, live runs, a tracer."""
-        tracer = otlp.start(settings, name, recorder.traced)
+        tracer = tracing.start(settings, name, recorder.traced)
         recent, runs = open_ring(settings.paths, name), LiveRuns(settings.paths, name)
         return cls(recorder, recent=recent, runs=runs, tracer=tracer)
 

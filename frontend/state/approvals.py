@@ -4,9 +4,9 @@
 2. A row belongs to an owner and to the process whose run waits. Once the process is dead or the time is over nobody
    waits, and a decision finds nothing.
 3. A decision may come before its wait begins: the wait then finds the decision.
-4. Whoever decides rings a bell (`ipc.store.bell`), which wakes the one look that a process has for all of its waits.
-   Rings may be lost, so a process that waits also asks SQLite every `LOOK_EVERY_S` whether another connection has
-   written, in microseconds, and every `LOOK_WITHOUT_BELL_S` where it cannot hear the bell. Without waits nothing looks.
+4. The process that decides rings a `Bell`, which wakes the one look that a process has for all of its waits. Rings may
+   be lost, so a process that waits also asks SQLite every `LOOK_EVERY_S` whether another connection has written, in
+   microseconds, and every `LOOK_WITHOUT_BELL_S` where the process cannot hear the bell. Without waits nothing looks.
 5. An approval that is remembered holds for later calls of its session, and releases other waits of the session. It is
    forgotten `state.session_idle_s` after its last use, and with its session.
 """

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from frontend.records.live_runs import LiveRun
+from frontend.records.recent import LiveRun
 from frontend.services import Services
 from frontend.status.health import Problem
 from ipc.metrics.files import Totals

@@ -30,8 +30,7 @@ import msgspec
 import numpy as np
 
 from frontend.engine.interface import WorkerView
-from frontend.records.live_runs import LiveRun, RunReader
-from frontend.records.recent import CLIENT_GONE, Recent, RecentReader
+from frontend.records.recent import CLIENT_GONE, LiveRun, Recent, RecentReader, RunReader
 from frontend.status.health import LOST, trouble
 from ipc.errors import PenstockError
 from ipc.metrics.files import MetricFiles, Totals

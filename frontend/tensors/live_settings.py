@@ -4,6 +4,8 @@
 2. `TraceSettings` (`/v2/trace/setting`) chooses the requests that `frontend.tracing` takes, of a model or of the whole
    server: none at level OFF, one in `trace_rate` at TIMESTAMPS.
 3. The frontend that makes a change follows the change at once, the others within a second (`apply`).
+
+`Extensions` are these settings with all else that both tensor protocols offer besides inference.
 """
 
 from __future__ import annotations
@@ -11,11 +13,17 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
-from frontend.tracing.tracer import Tracer
+from frontend.engine.interface import Engine
+from frontend.records.statistics import RequestCounters, StatisticsReader
+from frontend.tensors.control import ControlServices, RepositoryControl
+from frontend.tensors.regions import ClientRegions
+from frontend.tracing import Tracer
 from ipc.errors import InvalidInput, Unsupported
+from ipc.metrics.registry import FrontendMetrics
 from ipc.settings import Settings
 from ipc.store.store import Store, Table
 
@@ -271,3 +279,35 @@ class TraceSettings:
             "log_frequency": str(chosen.log_frequency or 0),
         }
         return {name: shown[name] for name in NAMES}
+
+
+@dataclass(slots=True, frozen=True)
+class Extensions:
+    """Statistics, client memory, repository control, log and trace settings."""
+
+    counters: RequestCounters
+    statistics: StatisticsReader
+    regions: ClientRegions
+    control: RepositoryControl
+    log_settings: LogSettings
+    trace_settings: TraceSettings
+
+    def apply(self) -> None:
+        """Follow changes of other frontends; called twice a second."""
+        self.log_settings.apply()
+        self.trace_settings.apply()
+
+
+def make(
+    services: ControlServices, engine: Engine, metrics: FrontendMetrics, tracer: Tracer | None
+) -> Extensions:
+    """Make the extensions of a frontend."""
+    settings = services.settings
+    return Extensions(
+        RequestCounters(metrics, services.catalog, lambda name: services.tensor_models.known(name)),
+        StatisticsReader(settings.paths),
+        ClientRegions(settings, services.store, are_read=engine.reads_regions),
+        RepositoryControl(services),
+        LogSettings(settings, services.store),
+        TraceSettings(settings, services.store, tracer),
+    )

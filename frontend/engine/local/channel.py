@@ -12,7 +12,7 @@
 Requests, releases and cancels of one turn of the event loop leave together. A request that the socket does not take
 fails with `WorkerLost`.
 
-Streams are read by others (`frontend.engine.local.delivery`).
+Streams are read by others (`frontend.engine.local.outstanding`).
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ import zmq
 from frontend.engine.interface import Payload, bytes_of
 from frontend.engine.local import dealer
 from frontend.engine.local.catalog import ToldCatalog
-from frontend.engine.local.delivery import Streams
-from frontend.engine.local.outstanding import Outstanding, Sent
+from frontend.engine.local.outstanding import Outstanding, Sent, Streams
 from frontend.engine.streams.incoming import Delivery
 from ipc.errors import DeadlineExceeded, ProtocolError, WorkerLost, from_code
 from ipc.memory.arena import ArenaView

@@ -33,8 +33,7 @@ from frontend.engine.interface import (
 from frontend.engine.local import routing
 from frontend.engine.local.catalog import CatalogFollower
 from frontend.engine.local.channel import Channel
-from frontend.engine.local.client import Client
-from frontend.engine.local.generation import LocalGeneration
+from frontend.engine.local.client import Client, LocalGeneration
 from frontend.scope import ANY_BOX, Choice, RequestScope
 from frontend.server.drain import Drain
 from ipc import deadline

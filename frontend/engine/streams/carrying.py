@@ -2,12 +2,12 @@
 
 1. A run that is lost is followed by another. Before its answer has begun the other begins anew: the client sees one
    `Started`, and each piece of the prompt once. Later the other goes on behind the tokens whose ids have arrived
-   (`frontend.engine.streams.progress`).
+   (`frontend.engine.streams.delta_stream`).
 2. A text that another process has begun goes on by `Past`: the next run is sent the ids of all marks.
 3. What writes may leave. Then the text goes on elsewhere, if somebody else has the same model; else the text stays.
 
 `CarriedText` knows no worker. A subclass starts runs, and has the rule by which one follows another: over the workers
-of a host (`frontend.engine.local.generation`), or over the boxes of a cluster.
+of a host (`frontend.engine.local.client`), or over the boxes of a cluster.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ from typing import Self
 
 from frontend.engine.answer import Answer
 from frontend.engine.events import Event, Generation, Mark, Pace, Past, Prompted, Started, TextRelay
-from frontend.engine.streams.delta_stream import DeltaStream
+from frontend.engine.streams.delta_stream import DeltaStream, Gap, KeptIds, Progress
 from frontend.engine.streams.incoming import cut_off
-from frontend.engine.streams.progress import Gap, KeptIds, Progress
 from ipc.errors import (
     Draining,
     InvalidInput,

@@ -26,6 +26,7 @@ from frontend.protocols.files.schemas import (
     DeletedContainerFile,
     DeletedFile,
     FileList,
+    FileUpload,
     MessagesDeletedFile,
     MessagesFileList,
     container_file_of,
@@ -43,7 +44,7 @@ ACTIVE = ("html", "svg", "xml", "javascript")
 _MOST_PURPOSE = 64
 _UPLOAD = Origin("user_upload")
 _ANCHOR, _SECONDS = "expires_after[anchor]", "expires_after[seconds]"
-_FIELDS = ("purpose", _ANCHOR, _SECONDS)
+_FIELDS = frozenset(FileUpload.__struct_encode_fields__) - {"file"}
 _RANGE = re.compile(r"bytes=(\d{0,15})-(\d{0,15})")
 _MOST_IDS = 100
 

@@ -172,7 +172,7 @@ class ModelsResource:
         async with services.bodies.receive(req, req.context.penstock.deadline_ns, MOST_NBYTES) as body:
             key = req.get_header("Idempotency-Key") or ""
             resp.status, answer = await _configs(services).put(body, key)
-        answer_json(resp, answer)
+        answer_json(resp, msgspec.json.decode(answer, type=ConfigAdded))
 
 
 class ModelResource:
@@ -293,7 +293,7 @@ ROUTES = (
         "post",
         f"{PATH}/models",
         ModelsResource,
-        "Add a model, or profiles of a model, in YAML; nothing that is there changes. A key needs the scope `admin`.",
+        "Add a model, or profiles of a model, in YAML; nothing that is there changes. A key needs the scope admin.",
         "cluster",
         answer=ConfigAdded,
         also={201: "Profiles are new."},
@@ -310,7 +310,7 @@ ROUTES = (
     _showing("/bundles", BundlesResource, "Bundles that have boxes.", Bundles),
     _showing("/bundles/{bundle}", BundleResource, "A bundle.", None, media=(YAML,)),
     _showing("/epoch", EpochResource, "How far configurations have come.", Epoch),
-    _showing("/export", ExportResource, "All documents. A key needs the scope `admin`.", Export),
+    _showing("/export", ExportResource, "All documents. A key needs the scope admin.", Export),
     asking(
         f"{PATH}/resolve",
         ResolveResource,

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import falcon
 from falcon.asgi import Request, Response
 
-from frontend.access.restricted import Restrictions
+from frontend.access.gate import Restrictions
 from frontend.engine.interface import Block
 from frontend.http.bodies import HeldBody, Holding
 from frontend.http.rendering import Steps, at_once, in_steps, off_loop

@@ -13,12 +13,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import orjson
 
 from frontend.http.rendering import Steps
 from frontend.protocols.kserve_v2 import conversions
 from frontend.protocols.kserve_v2.reading import InferRequest
+from frontend.protocols.kserve_v2.schemas import InferredOutput, InferResponse
 from frontend.tensors.result import OutputTensor, TensorResult, TopClass
 from ipc.errors import InvalidInput
 from ipc.memory import datatypes
@@ -30,6 +32,7 @@ SHORT_NBYTES, SHORT_OUTPUTS = 4 << 10, 8
 """Tensors to be written as JSON above this size are work for a thread."""
 _FLOATS = {"FP16", "BF16", "FP32", "FP64"}
 _NUMPY = orjson.OPT_SERIALIZE_NUMPY
+_encoder = msgspec.json.Encoder()
 
 
 @dataclass(slots=True, frozen=True)
@@ -48,28 +51,26 @@ def render(result: TensorResult, wanted: InferRequest, fallback_id: str, words: 
     Raises:
         InvalidInput: an output cannot be written as JSON; binary data would do.
     """
-    entries: list[dict[str, Any]] = []
+    entries: list[InferredOutput] = []
     tail: list[bytes | memoryview] = []
     for output in result.outputs:
         name, (datatype, shape, data) = output.name, told(output, result.batches)
-        entry: dict[str, Any] = {"name": name, "datatype": datatype, "shape": shape}
+        entry = InferredOutput(name, datatype, shape)
         entries.append(entry)
         if data is None:
             continue
         if wanted.binary.get(name, wanted.binary_default):
-            entry["parameters"] = {"binary_data_size": data.nbytes}
+            entry.parameters = {"binary_data_size": data.nbytes}
             if data.nbytes:
                 tail.append(data)
         else:
-            text = yield from json_of(data, datatype, shape, f"output '{name}'", words)
-            entry["data"] = orjson.Fragment(text)
-    body: dict[str, Any] = {
-        "id": wanted.id or fallback_id,
-        "model_name": result.model,
-        "model_version": str(result.version),
-        "outputs": entries,
-    }
-    head = orjson.dumps(body)
+            elements: Any = msgspec.Raw(
+                (yield from json_of(data, datatype, shape, f"output '{name}'", words))
+            )
+            entry.data = elements
+    head = _encoder.encode(
+        InferResponse(wanted.id or fallback_id, result.model, str(result.version), entries)
+    )
     return AnswerBody([head, *tail], len(head) if tail else 0)
 
 

@@ -17,7 +17,7 @@ import falcon
 import msgspec
 from falcon.asgi import Request, Response
 
-from frontend.access.restricted import Api
+from frontend.access.gate import Api
 from frontend.http.bodies import until_disconnect
 from frontend.protocols.kserve_v2 import management, schemas
 from frontend.protocols.kserve_v2.errors import KserveError

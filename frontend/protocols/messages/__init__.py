@@ -10,8 +10,7 @@ from typing import Any
 import msgspec
 from falcon.asgi import Request
 
-from frontend.generation.anthropic_errors import MessagesError
-from frontend.generation.protocol import TextProtocol
+from frontend.generation.protocol import MessagesError, TextProtocol
 from frontend.protocols.messages.messages import (
     PROTOCOL,
     CountTokensResource,

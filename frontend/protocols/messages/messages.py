@@ -42,8 +42,8 @@ from frontend.engine.events import (
     Text,
     ToolEvent,
 )
-from frontend.generation.anthropic_errors import status_of, stream_error
 from frontend.generation.outcome import Outcome, Spoken, entries_of, finish_reason, object_of
+from frontend.generation.protocol import status_of, stream_error
 from frontend.generation.requests import named_model, receive
 from frontend.generation.running import new_id, send_json, send_stream
 from frontend.protocols.messages.requests import MessagesPlan, parse, parse_count

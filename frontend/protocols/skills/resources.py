@@ -19,7 +19,14 @@ from frontend.generation.errors import InvalidField, MalformedBody
 from frontend.generation.multipart import FRAMING_NBYTES, Fields, Part, held_parts
 from frontend.generation.requests import ORDERS, decode, is_anthropic, number, owner_of, receive, word
 from frontend.protocols.skills import schemas
-from frontend.protocols.skills.schemas import CUSTOM, MOST_LISTED, SkillChange, version_id
+from frontend.protocols.skills.schemas import (
+    CUSTOM,
+    MOST_LISTED,
+    SkillChange,
+    SkillUpload,
+    VersionUpload,
+    version_id,
+)
 from frontend.sending import answer_json
 from frontend.services import Services
 from frontend.state.archives import MAX_NBYTES, ZIP_MAGIC, SkillFiles, from_parts, from_zip
@@ -29,7 +36,9 @@ from frontend.state.skills import Skill, SkillNotFound, SkillStore, Version
 ZIP = "application/zip"
 SOURCES = (CUSTOM, "anthropic", "anthropic_example", "plugin")
 _PARTS = ("files", "file", "files[]")
-_FIELDS = ("default", "display_name", "display_title")
+_FIELDS = frozenset((*SkillUpload.__struct_encode_fields__, *VersionUpload.__struct_encode_fields__)) - {
+    "files"
+}
 _MOST_TITLE = 255
 _MOST_INFLATION = 1_032
 """Bytes that deflate makes of one byte, at most."""

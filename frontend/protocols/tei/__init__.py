@@ -122,7 +122,7 @@ ROUTES = (
     _asking(
         "/tokenize",
         TokenizeResource,
-        "Tokens of texts, in the form that `server.compatible` chooses.",
+        "Tokens of texts, in the form that server.compatible chooses.",
         TokenizeRequest,
         list[list[TeiToken]],
         {"inputs": ["first text"]},
@@ -139,7 +139,7 @@ ROUTES = (
     _asking(
         "/rerank",
         RerankResource,
-        "Texts in the order in which they answer a query, in the form that `server.compatible` chooses.",
+        "Texts in the order in which they answer a query, in the form that server.compatible chooses.",
         TextsRequest,
         list[TeiRank],
         {"query": "a question", "texts": ["one", "two"]},
@@ -149,7 +149,7 @@ ROUTES = (
         _asking(
             "/invocations",
             TaskResource,
-            "The route of the model's task; `POST /` is the same where `server.compatible` has `tei`.",
+            "The route of the model's task; POST / is the same where server.compatible has tei.",
             body,
             answer,
             example,

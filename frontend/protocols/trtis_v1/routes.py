@@ -396,7 +396,7 @@ ROUTES = (
     _post(
         "/api/infer/{target:path}",
         _infer,
-        "Inference: `MODEL` by the latest version that is ready, `MODEL/VERSION` by this version.",
+        "Inference: MODEL by the latest version that is ready, MODEL/VERSION by this version.",
         _REQUEST,
         _FORMAT,
         media=(OCTETS,),

@@ -68,7 +68,7 @@ ROUTES = (
     _own(
         "/rerank",
         DocumentsResource,
-        "Texts in the order in which they answer a query, in the form that `server.compatible` chooses.",
+        "Texts in the order in which they answer a query, in the form that server.compatible chooses.",
         DocumentsRequest,
         DocumentsAnswer,
         {"query": "a question", "documents": ["one", "two"]},
@@ -77,7 +77,7 @@ ROUTES = (
     _own(
         "/classify",
         VllmClassifyResource,
-        "Classes of texts, in the form that `server.compatible` chooses.",
+        "Classes of texts, in the form that server.compatible chooses.",
         ClassifyRequest,
         ClassifyAnswer,
         {"input": ["a text"]},
@@ -86,7 +86,7 @@ ROUTES = (
     _own(
         "/tokenize",
         PromptResource,
-        "Tokens of texts, in the form that `server.compatible` chooses.",
+        "Tokens of texts, in the form that server.compatible chooses.",
         PromptRequest,
         PromptTokens,
         {"prompt": "a text"},

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from google.protobuf.message import Message
 
-from frontend.access.restricted import Api, Restrictions
+from frontend.access.gate import Api, Restrictions
 from frontend.grpc.call import Answer, Call, Method, Several
 from frontend.protocols.kserve_v2 import management
 from frontend.protocols.kserve_v2.errors import text_of

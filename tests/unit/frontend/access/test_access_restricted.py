@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from frontend.access.restricted import APIS, Restrictions
+from frontend.access.gate import APIS, Restrictions
 from ipc.errors import ConfigError, Forbidden
 
 SECRET = "0123456789abcdef"

@@ -11,8 +11,7 @@ import msgspec
 
 from frontend.access.api_keys import KeyEntry, fresh, hashed
 from frontend.access.gate import ANONYMOUS, Gate, Grant
-from frontend.records.live_runs import LiveRun
-from frontend.records.recent import Recent
+from frontend.records.recent import LiveRun, Recent
 from frontend.server.drain import Drain
 from frontend.services import Services
 from frontend.status.agents import SHOWN_RUNS, run_fields

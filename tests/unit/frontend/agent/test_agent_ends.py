@@ -15,7 +15,7 @@ from frontend.agent.runner import running
 from frontend.agent.workplace import sandbox_of
 from frontend.engine.events import Asked, Calling, Completed, Event, Generation
 from frontend.generation.hosted import CODE, AgentPlan
-from frontend.records.live_runs import LiveRuns, RunReader
+from frontend.records.recent import LiveRuns, RunReader
 from frontend.scope import RequestScope, plain_scope
 from frontend.state.approvals import Decision
 from ipc import deadline

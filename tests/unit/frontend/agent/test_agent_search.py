@@ -13,12 +13,11 @@ import orjson
 import pytest
 from falcon.util import async_to_sync
 
-from frontend.agent.web import Web
+from frontend.agent.web import UrlSearch, Web
 from frontend.generation.hosted import SEARCH, Offer
 from frontend.state.approvals import Decision
 from frontend.web.child import Children
 from frontend.web.fetching import Fetcher
-from frontend.web.search import UrlSearch
 from ipc.settings import Fetch
 from tests.fakes.agent import OFFER
 from tests.fakes.generation import Step

@@ -35,7 +35,7 @@ from frontend.engine.events import (
     Text,
 )
 from frontend.engine.local import channel as channel_module
-from frontend.engine.local import delivery
+from frontend.engine.local import outstanding
 from frontend.engine.local.channel import EXPIRE_GRACE_NS, Channel
 from frontend.engine.local.client import Client
 from frontend.engine.local.engine import LocalEngine
@@ -602,7 +602,7 @@ def test_an_input_that_kills_before_its_first_token_and_then_alone_behind_it_is_
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of delivery, turned by hand."""
-    made = Clock.of(delivery, monkeypatch)
+    made = Clock.of(outstanding, monkeypatch)
     monkeypatch.setattr(delta_stream, "time", made)
     monkeypatch.setattr(events, "time", made)
     made.now = deadline.after(0) / 1e9

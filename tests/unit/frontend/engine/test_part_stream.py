@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from frontend.engine.answer import CopyBudget
-from frontend.engine.local.delivery import Streams
+from frontend.engine.local.outstanding import Streams
 from frontend.engine.streams.incoming import Delivery
 from frontend.engine.streams.part_stream import TELL_AFTER, PartStream
 from ipc.errors import DeadlineExceeded, LeaseRevoked, PenstockError, ShmExhausted, WorkerLost

@@ -25,7 +25,7 @@ from frontend.engine.events import (
 )
 from frontend.engine.local.retry import Attempts
 from frontend.engine.streams import carrying, delta_stream
-from frontend.engine.streams.progress import TRIAL_TOKENS, Gap, KeptIds, Progress
+from frontend.engine.streams.delta_stream import TRIAL_TOKENS, Gap, KeptIds, Progress
 from ipc.errors import (
     DeadlineExceeded,
     InferenceFailed,

@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from frontend.records import live_runs
-from frontend.records.live_runs import (
+from frontend.records import recent
+from frontend.records.recent import (
     MAX_ARGUMENTS_NBYTES,
     PLACE_NBYTES,
     PLACES,
@@ -59,8 +59,8 @@ def test_readers_see_the_runs_of_all_frontends_until_they_end(paths: RunPaths) -
 def test_a_frontend_that_was_killed_has_no_runs(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     ended = subprocess.Popen(["true"])
     ended.wait()
-    identity = live_runs.own_identity().replace(f" {os.getpid()} ", f" {ended.pid} ")
-    monkeypatch.setattr(live_runs, "own_identity", lambda: identity)
+    identity = recent.own_identity().replace(f" {os.getpid()} ", f" {ended.pid} ")
+    monkeypatch.setattr(recent, "own_identity", lambda: identity)
     board = LiveRuns(paths, "frontend-0")
     board.show(taken(board), RUN)
     assert RunReader(paths).read() == []
@@ -124,4 +124,4 @@ def test_the_longest_record_fits_and_arguments_are_cut_within_a_character(paths:
     board.show(taken(board), msgspec.structs.replace(longest, approval_id="appr_" + "f" * 32))
     [shown] = RunReader(paths).read()
     assert (shown.arguments, shown.arguments_chars) == (arguments, 1 << 40)
-    assert shown.model == shown.tool == name[: live_runs.MAX_NAME]
+    assert shown.model == shown.tool == name[: recent.MAX_NAME]

@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 import pytest
 
 from frontend.state import approvals as module
+from frontend.state import places
 from frontend.state.approvals import ApprovalStore, Decision
 from ipc import settings
-from ipc.store import bell
 from tests.fakes.places import in_both_places, place_at
 from tests.harness.server import eventually
 
@@ -109,7 +109,7 @@ def test_a_wait_that_cannot_hear_looks_at_short_intervals(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "LOOK_EVERY_S", 3600.0)
-    monkeypatch.setattr(bell, "_LIBC", SimpleNamespace(inotify_init1=lambda _: -1))
+    monkeypatch.setattr(places, "_LIBC", SimpleNamespace(inotify_init1=lambda _: -1))
 
     async def act() -> None:
         here, there = _made(tmp_path), _made(tmp_path)

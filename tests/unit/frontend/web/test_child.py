@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from frontend.agent.web import EngineSearch
 from frontend.web import child
 from frontend.web.child import ChildFailed, Children, Extracted, Found
-from frontend.web.search import EngineSearch
 from tests import fakes
 from tests.conformance.required_tool import lacking
 from tests.harness.server import wait_until

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from frontend.agent.web import MAX_RESULTS, Result, checked, host_of
 from frontend.web.child import Found
-from frontend.web.search import MAX_RESULTS, Result, checked, host_of
 
 
 @pytest.mark.parametrize(

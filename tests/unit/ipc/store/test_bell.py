@@ -10,10 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from ipc.store import bell as module
-from ipc.store.bell import Bell
+from frontend.state import places as module
+from frontend.state.places import Bell
 
-RING = "import sys\nfrom pathlib import Path\nfrom ipc.store.bell import Bell\nBell(Path(sys.argv[1])).ring()"
+RING = "import sys\nfrom pathlib import Path\nfrom frontend.state.places import Bell\nBell(Path(sys.argv[1])).ring()"
 
 
 def _descriptors() -> set[str]:

@@ -15,7 +15,7 @@ import pytest
 from falcon import testing
 from falcon.asgi import Request, Response
 
-from frontend.access.restricted import Restrictions
+from frontend.access.gate import Restrictions
 from frontend.http.bodies import noting
 from frontend.protocols.kserve_v2 import routes, schemas
 from frontend.protocols.kserve_v2.generate import GENERATE, GenerateResource, request_of

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from frontend.generation import anthropic_errors as errors
+from frontend.generation import protocol
 from frontend.generation.errors import InvalidField
 from frontend.protocols.messages.requests import MessagesPlan, parse, parse_count
 from ipc.errors import BodyTooLarge, Forbidden, InputTooLong, ModelNotFound, QueueFull, Unauthenticated
@@ -33,7 +33,7 @@ def refused(**fields: Any) -> str:
     with pytest.raises(InvalidField) as caught:
         plan_of(**fields)
     assert caught.value.message.startswith(caught.value.field)
-    assert errors.status_of(caught.value) == 400
+    assert protocol.status_of(caught.value) == 400
     return caught.value.field
 
 
@@ -485,7 +485,7 @@ def test_a_last_message_that_anthropic_would_not_continue_is_refused(
     messages = [*_HI, {"role": "assistant", "content": content}]
     with pytest.raises(InvalidField, match=words) as caught:
         plan_of(messages=messages, **fields)
-    assert caught.value.field == field and errors.status_of(caught.value) == 400
+    assert caught.value.field == field and protocol.status_of(caught.value) == 400
     assert plan_of(messages=[*messages, *_HI], **fields)
 
 
@@ -509,7 +509,7 @@ def test_a_count_asks_for_the_same_prompt_and_generates_nothing() -> None:
     ],
 )
 def test_errors_have_the_form_of_anthropic(error: Any, status: int, kind: str) -> None:
-    code, body, headers = errors.render(error)
+    code, body, headers = protocol.render_anthropic(error)
     told = "request body too large" if status == 413 else error.message
     assert (code, body) == (status, {"type": "error", "error": {"type": kind, "message": told}})
     assert ("Retry-After" in headers) == (status == 503)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from frontend.tensors.live_settings import TraceSettings
-from frontend.tracing.tracer import Ended, Sampling, Tracer
+from frontend.tracing import Ended, Sampling, Tracer
 from ipc import deadline
 from ipc.errors import InvalidInput, Unsupported
 from ipc.processes.paths import prepare_run_dir
