@@ -11,8 +11,7 @@ from ipc.wire.messages import GenerateCall, Sampling
 from ipc.wire.streams import FINISHED, TEXT, Finish, TokenLogprob
 from workers.generation.attention import PagedAttention, attend_with
 from workers.generation.blocks import BlockPool
-from workers.generation.captured import CapturedSteps
-from workers.generation.captured_prompts import CapturedPrompts
+from workers.generation.captured import CapturedPrompts, CapturedSteps
 from workers.generation.device_drawing import DeviceDrawer
 from workers.generation.engine import Engine
 from workers.generation.flights import Reading

@@ -9,8 +9,15 @@ from typing import Any
 import torch
 
 from workers.generation.attention import PagedAttention, packed_pass
-from workers.generation.captured import Captured, CapturedSteps, Captures, Graph, Inputs, Step
-from workers.generation.captured_prompts import CapturedPrompts
+from workers.generation.captured import (
+    Captured,
+    CapturedPrompts,
+    CapturedSteps,
+    Captures,
+    Graph,
+    Inputs,
+    Step,
+)
 from workers.generation.heads import Heads
 from workers.generation.paged_decode import Decode, DecodeLayout
 from workers.generation.paged_tiles import NOBODY, TileLayout, Tiles

@@ -13,8 +13,7 @@ from tests.fakes.generating import Answers, Greedy, engine_of, request_of
 from tests.tiny import causal, kernel_shapes
 from workers.generation import building, proof
 from workers.generation.attention import PagedAttention
-from workers.generation.captured import Captured, CapturedSteps, Step
-from workers.generation.captured_prompts import CapturedPrompts
+from workers.generation.captured import Captured, CapturedPrompts, CapturedSteps, Step
 from workers.generation.fused import fuse
 from workers.generation.heads import Heads
 from workers.generation.kernel_decoder import KernelDecoder, kernel_decoder

@@ -20,7 +20,7 @@ from transformers.models.auto.image_processing_auto import AutoImageProcessor
 from transformers.video_processing_utils import VideoProcessorMixin
 
 from workers.generation.pictures.family import Family
-from workers.generation.pictures.llama4 import Llama4, Llama4Images
+from workers.generation.pictures.tiled import Llama4, Llama4Images
 
 
 class _NoVideos(VideoProcessorMixin):  # type: ignore[misc, no-untyped-call]

@@ -24,7 +24,7 @@ from workers.adapters.base import Adapter, AdapterSpec, Held, ItemFailure, LoadC
 from workers.adapters.shared.building import parameter_bytes, precision_of
 from workers.adapters.shared.causal_files import CausalFiles
 from workers.adapters.shared.checkpoint import stored_limit, text_limit
-from workers.adapters.shared.text_loras import TextLoras
+from workers.adapters.shared.lora import TextLoras
 from workers.device import stepping
 from workers.generation.building import CACHE_SETTING, build
 from workers.generation.engine import Engine

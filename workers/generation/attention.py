@@ -11,7 +11,7 @@ since the registry belongs to the process. In each layer the attention function
    tokens of a picture see one another, earlier and later ones, where the model has it so (`Part.whole`).
 
 In steps that CUDA captures `paged_decode` takes the place of 2 to 4 where all tokens are single ones (`captured`), and
-`paged_tiles` in others (`captured_prompts`).
+`paged_tiles` in others (`CapturedPrompts`).
 
 The mask function builds no mask. It returns a `MaskRule`, which the model hands on as attention mask: some models make
 a sliding or chunked mask without telling the attention function of a window, and the rule is evaluated on positions.

@@ -21,8 +21,7 @@ import torch
 from ipc.settings import Generation
 from workers.generation.attention import PagedAttention
 from workers.generation.blocks import BlockPool
-from workers.generation.captured import CapturedSteps
-from workers.generation.captured_prompts import CapturedPrompts
+from workers.generation.captured import CapturedPrompts, CapturedSteps
 from workers.generation.device_drawing import DeviceDrawer
 from workers.generation.engine import Engine
 from workers.generation.features import FeatureStore

@@ -29,8 +29,7 @@ from workers import foreign
 from workers.device.transfer import sent
 from workers.generation.attention import PagedAttention, packed_pass
 from workers.generation.blocks import BlockPool
-from workers.generation.captured import CapturedSteps
-from workers.generation.captured_prompts import CapturedPrompts, replayed
+from workers.generation.captured import CapturedPrompts, CapturedSteps, replayed
 from workers.generation.flights import (
     Chosen,
     Drawer,

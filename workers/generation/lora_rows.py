@@ -87,7 +87,7 @@ class StepRows:
 
 
 class StepLoras(Protocol):
-    """The adapters of one model, as an engine uses these (`workers.adapters.shared.text_loras`)."""
+    """The adapters of one model, as an engine uses these (`workers.adapters.shared.lora`)."""
 
     active: bool
     """Whether a step with adapters runs now."""

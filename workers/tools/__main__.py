@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from workers.tools.main import main
+from workers.tools.server import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -9,8 +9,7 @@ from typing import Any
 
 from workers import image_settings
 from workers.generation.pictures.family import Family
-from workers.generation.pictures.llama4 import Llama4
-from workers.generation.pictures.tiled import Idefics3, InternVL, LlavaOnevision
+from workers.generation.pictures.tiled import Idefics3, InternVL, Llama4, LlavaOnevision
 from workers.generation.pictures.whole import Gemma3, Mistral3, Qwen
 
 FAMILIES: dict[str, type[Family]] = {

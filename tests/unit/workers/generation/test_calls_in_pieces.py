@@ -23,7 +23,7 @@ from ipc.wire.streams import (
 from tests.harness.called import calls_in
 from tests.unit.workers.generation.test_generation_calls import BUILT
 from workers.generation.formats.bodies import compact
-from workers.generation.formats.compact import CompactObject
+from workers.generation.formats.written import CompactObject
 from workers.generation.request import Call, OutputParser, Segment
 from workers.generation.text import CalledFunctions
 

@@ -19,7 +19,7 @@ from tests.fakes.torch_kernels import TorchKernels
 from tests.tiny import causal
 from workers.generation import building
 from workers.generation.attention import PagedAttention
-from workers.generation.captured_prompts import STEP, CapturedPrompts, token_counts
+from workers.generation.captured import STEP, CapturedPrompts, token_counts
 from workers.generation.engine import Engine
 from workers.generation.kernel_decoder import KernelDecoder
 from workers.generation.paged_tiles import NOBODY, Piece, most_tiles, queries_of, tiles_of

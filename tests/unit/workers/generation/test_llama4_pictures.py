@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from workers.generation.pictures.llama4 import Llama4Images
+from workers.generation.pictures.tiled import Llama4Images
 
 SIDE = 32
 SETTINGS = {"size": {"height": SIDE, "width": SIDE}, "max_patches": 6}

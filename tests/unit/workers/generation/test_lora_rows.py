@@ -28,8 +28,7 @@ from tests.fakes.generating import (
 from tests.tiny import causal, loras
 from workers.adapters.shared import linears
 from workers.adapters.shared.linears import LaidOutLinear
-from workers.adapters.shared.lora import FittedLora
-from workers.adapters.shared.text_loras import TextLoras
+from workers.adapters.shared.lora import FittedLora, TextLoras
 from workers.generation.engine import Engine
 from workers.generation.joined import join
 from workers.generation.lora_rows import Delta, LoraProducts, StepRows, Stretch
