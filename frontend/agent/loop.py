@@ -186,8 +186,8 @@ class Loop:
             said = _Said()
         # NOTE: a call whose arguments break off is told, and is no part of the conversation.
         self.messages.append(said.message([call for call in returned if call.is_whole]))
-        told = [] if self._said.is_clients else [event for call in returned for event in call.events()]
-        return [*told, self._said.finished, _sum_of(self._ends)]
+        completed = [] if self._said.is_clients else [event for call in returned for event in call.events()]
+        return [*completed, self._said.finished, _sum_of(self._ends)]
 
 
 def _call_entry(call: Called) -> Message:
@@ -285,8 +285,8 @@ def _is_same(stored: Message, message: Message) -> bool:
 
 def _is_joined(stored: Message, message: Message, before: str) -> bool:
     """Whether a message of a client is the answer of the session behind the texts of the rounds before."""
-    told = _content(stored)
-    return bool(before) and isinstance(told, str) and _is_same({**stored, "content": before + told}, message)
+    text = _content(stored)
+    return bool(before) and isinstance(text, str) and _is_same({**stored, "content": before + text}, message)
 
 
 def _content(message: Message) -> Content:

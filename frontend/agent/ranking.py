@@ -51,13 +51,13 @@ class Ranking:
         if len(texts) < 2:
             return [*range(len(texts))]
         scores = await off_loop_if(sum(map(len, texts)) > _INLINE_CHARS, bm25, query, texts)
-        found = sorted(range(len(texts)), key=lambda at: -scores[at])[:MOST_ENCODED]
+        likeliest = sorted(range(len(texts)), key=lambda at: -scores[at])[:MOST_ENCODED]
         try:
-            closeness = await self._closeness(scope, query, [texts[at] for at in found])
+            closeness = await self._closeness(scope, query, [texts[at] for at in likeliest])
         except PenstockError as error:
             log.warning("%s: texts of the web stay in their order: %s", self._model, error)
             return [*range(len(texts))]
-        return [found[at] for at in np.argsort(-closeness, kind="stable")]
+        return [likeliest[at] for at in np.argsort(-closeness, kind="stable")]
 
     async def _closeness(self, scope: RequestScope, query: str, texts: Sequence[str]) -> np.ndarray:
         """The cosine [text] of each text and the query, float32."""
@@ -110,12 +110,12 @@ def bm25(query: str, texts: Sequence[str]) -> list[float]:
     Source: Robertson and Zaragoza, The Probabilistic Relevance Framework: BM25 and Beyond (2009), with k1 = 1.2,
     b = 0.75, and an inverse document frequency that is never negative.
     """
-    wanted = set(_words(query))
+    terms = set(_words(query))
     counts = [Counter(_words(text)) for text in texts]
     lengths = [count.total() for count in counts]
     mean = sum(lengths) / len(lengths) or 1.0
     scores = [0.0] * len(texts)
-    for word in wanted:
+    for word in terms:
         having = sum(word in count for count in counts)
         weight = math.log1p((len(texts) - having + 0.5) / (having + 0.5))
         for at, count in enumerate(counts):
@@ -130,13 +130,13 @@ def _words(text: str) -> list[str]:
 
 def passages(text: str) -> list[str]:
     """The lines of a text, joined to passages of at most `PASSAGE_CHARS` characters; a longer line is cut."""
-    found, joined = list[str](), ""
+    parts, joined = list[str](), ""
     for line in _lines(text):
         if joined and len(joined) + 1 + len(line) > PASSAGE_CHARS:
-            found.append(joined)
+            parts.append(joined)
             joined = ""
         joined = f"{joined}\n{line}" if joined else line
-    return [*found, joined] if joined else found
+    return [*parts, joined] if joined else parts
 
 
 def _lines(text: str) -> Iterator[str]:

@@ -37,8 +37,8 @@ def told(event: ToolEvent) -> tuple[str, dict[str, Any]] | None:
 
 def framed(event: ToolEvent) -> bytes:
     """The event as chat and Messages send it: the File object of a file has no `type`. Empty for a session."""
-    found = told(event)
-    if found is None:
+    entry = told(event)
+    if entry is None:
         return b""
-    name, fields = found
+    name, fields = entry
     return named(name, orjson.dumps(fields if name == _FILE else {"type": name, **fields}))

@@ -60,14 +60,14 @@ def python(result: PythonResult, timeout_s: float, files: Sequence[str], picture
             images_generated=len(result.images_png),
             files=list(files),
         )
-    told = _present(stdout=result.stdout, stderr=result.stderr, exception=exception)
+    streams = _present(stdout=result.stdout, stderr=result.stderr, exception=exception)
     data = {
         "tool_type": "code_execution",
-        **told,
+        **streams,
         **_present(images_base64=images, working_directory=result.working_directory),
         "execution_time_ms": result.execution_time_ms,
     }
-    return Answer(_json(read), data, _lines(told), images, result.status)
+    return Answer(_json(read), data, _lines(streams), images, result.status)
 
 
 def shell(result: ShellResult, commands: Sequence[str]) -> Answer:
@@ -81,9 +81,9 @@ def shell(result: ShellResult, commands: Sequence[str]) -> Answer:
         "timed_out": result.timed_out,
     }
     read = {"status": result.status, "commands": list(commands), **ended}
-    told = {name: value for name, value in ended.items() if value is not None}
-    data = {"tool_type": "shell", "commands": list(commands), **told}
-    return Answer(_json(read), data, _json(told), status=result.status)
+    fields = {name: value for name, value in ended.items() if value is not None}
+    data = {"tool_type": "shell", "commands": list(commands), **fields}
+    return Answer(_json(read), data, _json(fields), status=result.status)
 
 
 def reset(status: str) -> Answer:
@@ -104,8 +104,8 @@ def found(output: Any, hosts: Sequence[str], sources: list[dict[str, str]]) -> A
     names = list(dict.fromkeys(hosts))
     text = _json({"sources": names, "output": output})
     data = {"tool_type": "web_search", "results_count": len(sources), **_present(sources=names)}
-    told = [f"{len(sources)} results", *([f"sources: {', '.join(names)}"] if names else [])]
-    return Answer(text, data, "\n".join(told), sources=sources)
+    lines = [f"{len(sources)} results", *([f"sources: {', '.join(names)}"] if names else [])]
+    return Answer(text, data, "\n".join(lines), sources=sources)
 
 
 def content(value: Data) -> Answer:
@@ -130,8 +130,8 @@ def refused(tool: Tool, status: str, reason: str, arguments: str) -> Answer:
         data = {"tool_type": tool.tool_type, "exception": reason}
         return Answer(text, data, f"exception: {reason}", status=status)
     if tool.tool_type == "shell":
-        told = {"stderr": reason, "status": status, "timed_out": False}
-        return Answer(text, {**calling(tool, arguments), **told}, _json(told), status=status)
+        fields = {"stderr": reason, "status": status, "timed_out": False}
+        return Answer(text, {**calling(tool, arguments), **fields}, _json(fields), status=status)
     answer = said(text, status)
     if tool.tool_type == "web_search":
         return replace(answer, data={**answer.data, "tool_type": tool.tool_type})

@@ -110,15 +110,15 @@ class AgentRun(Generation):
         """Find what the request needs, and ask the model. Raises as `running`."""
         _check(call)
         incoming = await self._looked_at(call.messages or [])
-        kept = await self._find_session(incoming)
-        messages = incoming if kept is None else await self._looked_at(spliced(kept.messages, incoming))
+        session = await self._find_session(incoming)
+        messages = incoming if session is None else await self._looked_at(spliced(session.messages, incoming))
         turn = max(0, sum(message["role"] == "user" for message in messages) - 1)
         sandbox = sandbox_of(self._owner, self._session)
         parts, plan = self._parts, self._plan
         own = parts.host, parts.files, parts.skills, self._owner, plan, sandbox, turn
         self._place = Workplace(*own, parts.fetcher, parts.web, parts.rank_for(self._scope))
         self.ending.callback(self._place.close)
-        self._place.files = await self._files_of(kept)
+        self._place.files = await self._files_of(session)
         note = await self._place.prepare()
         self._tools = tools.tools_of(plan)
         self._loop = Loop(call, messages, note, self._tools, plan.max_rounds)
@@ -149,8 +149,8 @@ class AgentRun(Generation):
         known = id_ or await sessions.match(self._owner, await in_rows(messages))
         self._session = self._scope.session_id = known or str(uuid4())
         # PERF: nothing is kept under a new id, and to ask for it took half of the time of the loop.
-        kept = await sessions.get(self._owner, known) if known else None
-        return None if kept is None else replace(kept, messages=await from_rows(kept.messages))
+        session = await sessions.get(self._owner, known) if known else None
+        return None if session is None else replace(session, messages=await from_rows(session.messages))
 
     async def _files_of(self, kept: KeptSession | None) -> list[File]:
         """The files of the session that are still there."""
@@ -177,18 +177,18 @@ class AgentRun(Generation):
     async def _run(self) -> AsyncGenerator[list[Event], None]:
         loop = self._loop
         if pending := loop.unanswered():
-            async with aclosing(self._calls(pending)) as told:
-                async for events in told:
+            async with aclosing(self._calls(pending)) as lists:
+                async for events in lists:
                     yield events
             loop.resume()
             await self._save()
         while True:
-            async with aclosing(self._asked()) as told:
-                async for events in told:
+            async with aclosing(self._asked()) as lists:
+                async for events in lists:
                     yield events
             if calls := loop.turn():
-                async with aclosing(self._calls(calls)) as told:
-                    async for events in told:
+                async with aclosing(self._calls(calls)) as lists:
+                    async for events in lists:
                         yield events
                 await self._save()
             if not loop.advance():

@@ -264,10 +264,10 @@ EXECUTE, RESET, SHELL_TOOL, SURFACE, READ, LIST, SEARCH_TOOL, EXTRACT = TOOLS
 
 def tools_of(plan: AgentPlan) -> dict[str, Tool]:
     """The tools that run here for a request, by their names."""
-    found: dict[str, Tool] = {tool.name: tool for tool in _built_in(plan)}
-    found |= {name: Tool(name, "custom", EXTERNAL, name, source=EXTERNAL) for name in plan.dispatched}
+    by_name: dict[str, Tool] = {tool.name: tool for tool in _built_in(plan)}
+    by_name |= {name: Tool(name, "custom", EXTERNAL, name, source=EXTERNAL) for name in plan.dispatched}
     remote = plan.offer.remote.values()
-    return found | {
+    return by_name | {
         each.name: Tool(each.name, "custom", "custom", each.name, source=MCP, server=each.server)
         for each in remote
     }
@@ -275,8 +275,8 @@ def tools_of(plan: AgentPlan) -> dict[str, Tool]:
 
 def _built_in(plan: AgentPlan) -> list[BuiltIn]:
     """The tools of the features of a request. Whoever may run or bring files may read files."""
-    wanted = {*plan.features, FILES} if plan.features - {SEARCH} else plan.features
-    return [tool for tool in TOOLS.values() if tool.feature in wanted]
+    features = {*plan.features, FILES} if plan.features - {SEARCH} else plan.features
+    return [tool for tool in TOOLS.values() if tool.feature in features]
 
 
 def with_own(functions: Sequence[Function], plan: AgentPlan | None) -> list[Function]:

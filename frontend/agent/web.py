@@ -175,8 +175,8 @@ class Web:
         query = given.query
         if len(options.allowed) == 1:
             query = f"{query} site:{options.allowed[0]}"
-        found = await self._backend.search(query, MOST_ASKED if is_narrow or rank else MAX_RESULTS)
-        chosen = checked(found, options.permits, MOST_ASKED if rank else MAX_RESULTS)
+        answers = await self._backend.search(query, MOST_ASKED if is_narrow or rank else MAX_RESULTS)
+        chosen = checked(answers, options.permits, MOST_ASKED if rank else MAX_RESULTS)
         if rank is not None:
             order = await rank(given.query, [f"{result.title}\n{result.text}" for result in chosen])
             chosen = [chosen[at] for at in order[:MAX_RESULTS]]

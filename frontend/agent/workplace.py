@@ -264,9 +264,9 @@ class Workplace:
         if isinstance(given, tools.SurfaceArguments):
             shown = results.surfaced(list(map(_surfaced, files)), tools.values_of_outputs(given))
         elif isinstance(done.result, PythonResult):
-            made = [file.name for file in files if file.placeholder is None]
+            names = [file.name for file in files if file.placeholder is None]
             images = [image for image in done.result.images_png if self._takes(len(image))]
-            shown = results.python(done.result, self.plan.offer.code_timeout_s, made, images)
+            shown = results.python(done.result, self.plan.offer.code_timeout_s, names, images)
         else:
             assert isinstance(done.result, ShellResult) and isinstance(given, tools.ShellArguments)
             shown = results.shell(done.result, given.commands)
@@ -312,20 +312,20 @@ class Workplace:
         self, tool: Tool, produced: Sequence[ProducedFile], formats: dict[str, str | None], named: set[str]
     ) -> list[File]:
         """Store what a call has made. Files that only the request expects are no error while they are not there."""
-        kept: list[File] = []
+        stored: list[File] = []
         try:
             for each in produced:
                 if each.fd is None and each.path not in named:
                     continue
-                kept.append(await self._store(tool, each, formats.get(each.path)))
+                stored.append(await self._store(tool, each, formats.get(each.path)))
                 if each.fd is not None:
                     self._made |= {each.path, PurePosixPath(each.path).name}
         finally:
             for each in produced:
                 if each.fd is not None:
                     os.close(each.fd)
-        self.files += kept
-        return kept
+        self.files += stored
+        return stored
 
     async def _store(self, tool: Tool, produced: ProducedFile, format_: str | None) -> File:
         reason = _REASONS.get(produced.error, "the file cannot be had")
@@ -408,12 +408,12 @@ class Workplace:
         described = {"file_id": file.id, "name": file.name, "format": file.format}
         try:
             file = await self.store.get(self.owner, file.id)
-            found = await text_slice(self.store, file, start, tools.MOST if given.end is None else given.end)
+            piece = await text_slice(self.store, file, start, tools.MOST if given.end is None else given.end)
         except InvalidInput as error:
             return {**described, "error": error.message}
-        if found is None:
+        if piece is None:
             return {**described, "error": "the file is no text"}
-        text, total = found
+        text, total = piece
         place = {"start": start, "end": start + len(text), "total_chars": total}
         return {**described, **place, "max_slice_chars": MAX_SLICE_CHARS, "text": text}
 
@@ -446,9 +446,9 @@ def _surfaced(file: File) -> dict[str, Any]:
 def _unique(name: str, taken: set[str]) -> str:
     """`name`, or the name with a number where another file of the run has it."""
     path, number = PurePosixPath(name), 1
-    found = name
-    while found.lower() in taken:
+    unique = name
+    while unique.lower() in taken:
         number += 1
-        found = f"{path.stem}_{number}{path.suffix}"
-    taken.add(found.lower())
-    return found
+        unique = f"{path.stem}_{number}{path.suffix}"
+    taken.add(unique.lower())
+    return unique

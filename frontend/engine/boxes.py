@@ -120,17 +120,17 @@ class GatewayMeter:
         profile = self._profiles.get(scope.worker.partition("/")[0], "")
         self._metrics.requests.labels(scope.operation, status, profile).inc()
         self._metrics.latency.labels(scope.operation, profile).observe(scope.phases["total"] / 1000)
-        wanted = self._label(scope.choice.profile)
-        is_unmet = scope.error == "PROVISIONING" or (scope.worker and wanted not in ("", profile))
+        chosen = self._label(scope.choice.profile)
+        is_unmet = scope.error == "PROVISIONING" or (scope.worker and chosen not in ("", profile))
         if is_unmet:
-            labels = wanted, self._bundle(scope.choice.bundle)
+            labels = chosen, self._bundle(scope.choice.bundle)
             self._unmet.append((self._now_s(), labels))
             self._demand[labels] += 1
         if scope.error == "PROVISIONING":
-            self._metrics.provisioning.labels(wanted).inc()
+            self._metrics.provisioning.labels(chosen).inc()
         elif scope.error in _REJECTIONS:
             bundle = self._bundle(scope.choice.bundle)
-            self._metrics.rejected.labels(profile or wanted, bundle, _REJECTIONS[scope.error]).inc()
+            self._metrics.rejected.labels(profile or chosen, bundle, _REJECTIONS[scope.error]).inc()
 
     def _label(self, profile: str) -> str:
         """A machine profile of the cluster, empty for any other text of a request."""

@@ -104,8 +104,8 @@ class PoisonList:
     def _tell(self, here: Mapping[str, Verdict]) -> None:
         if self.on_verdict is not None:
             for name, verdict in here.items():
-                told = self._told.get(name)
-                if told is None or RANK[verdict] > RANK[told]:
+                last = self._told.get(name)
+                if last is None or RANK[verdict] > RANK[last]:
                     self.on_verdict(name, verdict)
             self._told = dict(here)
 

@@ -65,14 +65,14 @@ def assigned(
 
 
 def _kept(pool: Pool, known: Mapping[str, Member], gone: Collection[str]) -> list[str]:
-    kept: list[str] = []
+    boxes: list[str] = []
     for box in pool.boxes:
         member = known.get(box)
         if box in gone or (member is not None and not _fits(pool.spec, member)):
             continue
-        if member is None or _has_room(pool.spec, member, kept, known):
-            kept.append(box)
-    return kept
+        if member is None or _has_room(pool.spec, member, boxes, known):
+            boxes.append(box)
+    return boxes
 
 
 def _fits(spec: PoolSpec, member: Member) -> bool:

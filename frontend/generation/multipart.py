@@ -129,8 +129,8 @@ class _Parser:
 
     def taken(self) -> list[tuple[Part, bytes]]:
         """What has been found since the last call."""
-        found, self._found = self._found, []
-        return found
+        pieces, self._found = self._found, []
+        return pieces
 
     def end(self) -> None:
         """The body is over. Raises `MalformedBody` if the parts are not."""

@@ -125,7 +125,7 @@ def _digits_in(value: Any) -> Decimal | None:
     """The first number with too many digits."""
     if isinstance(value, Decimal):
         return value
-    return next((found for part in _parts(value) if (found := _digits_in(part)) is not None), None)
+    return next((digits for part in _parts(value) if (digits := _digits_in(part)) is not None), None)
 
 
 def _has_nul(value: Any) -> bool:
@@ -147,8 +147,8 @@ def grammar_of(response_format: Any, grammar: Any, field: str = "response_format
         raise InvalidField("grammar", f"cannot be used together with {field}")
     if grammar is not None:
         return _given_grammar(grammar)
-    found = None if response_format is None else _format_grammar(response_format, field)
-    return None if found is None else msgspec.structs.replace(found, field=field)
+    form = None if response_format is None else _format_grammar(response_format, field)
+    return None if form is None else msgspec.structs.replace(form, field=field)
 
 
 def schema_grammar(schema: Any, field: str) -> Grammar:

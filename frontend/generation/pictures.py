@@ -325,8 +325,10 @@ class _Gatherer:
         return {id(picture): self._with_bytes(picture, data) for picture in pictures}
 
     def _with_bytes(self, picture: Picture, data: dict[_Source, bytes | None]) -> Picture | None:
-        found = picture.data or data[_source_of(picture)]
-        return None if found is None else replace(picture, data=found, url="", file_id="", is_checked=True)
+        content = picture.data or data[_source_of(picture)]
+        return (
+            None if content is None else replace(picture, data=content, url="", file_id="", is_checked=True)
+        )
 
     async def _read(self, picture: Picture) -> bytes | None:
         """The bytes of a picture by URL or file; None for a picture of the past that cannot be had any more."""

@@ -3,8 +3,8 @@
 grpc.aio decodes the path of every rpc in the task that accepts rpcs: bytes that are no UTF-8 end that task, and with
 it the server. Here every method is registered with gRPC's core, which compares paths as bytes.
 
-1. The main loop of grpc.aio asks for the next rpc of each registered method, and for the next of all others. It gets
-   a task that accepts these rpcs one after another, and ends only with the server.
+1. The main loop of grpc.aio asks for the next rpc of each registered method, and for the next of all others. The
+   loop gets a task that accepts these rpcs one after another, and ends only with the server.
 2. The door decides on an rpc by its head. A refused rpc is answered without a look at its messages. So is an rpc of no
    registered method, whatever its path is: UNIMPLEMENTED.
 3. A unary rpc is served as `rpc` says. A stream is served by grpc.aio, in two tasks: one runs the handler and sends
@@ -66,7 +66,7 @@ class Door:
         self._places, self._open_places = Places(settings.grpc.max_rpcs), Places(OPEN_RPCS)
 
     def message_within_s(self, need: Need | None) -> float:
-        """Seconds for the message of a call: of methods open to all those of a head, else those of a request."""
+        """Seconds that a call has for its message: those of a head for methods open to all, else those of a request."""
         settings = self._settings
         return settings.server.header_deadline_s if need == "" else settings.limits.request_timeout_s
 
@@ -173,7 +173,7 @@ class _Core(cygrpc.AioServer):  # type: ignore[misc]
         self.add_registered_method_handlers(dict.fromkeys(methods))
 
     def _make_request_call_future(self, method: bytes | None) -> asyncio.Task[None]:
-        """The task that the main loop waits for: accepts all rpcs of a method, for None those of unknown methods."""
+        """The task that the main loop waits for: accepts all rpcs of a method; with None rpcs of unknown methods."""
         return asyncio.get_running_loop().create_task(self._accept(method))
 
     async def _accept(self, method: bytes | None) -> None:

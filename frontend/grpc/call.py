@@ -31,7 +31,7 @@ from ipc.metrics.families import NO_KEY
 
 log = logging.getLogger(__name__)
 Answer = Message | bytes
-"""A response, or one that is serialized already."""
+"""A response: a message, or the bytes of a message."""
 
 
 @dataclass(slots=True)

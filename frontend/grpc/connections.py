@@ -1,6 +1,7 @@
 """The connections of a frontend's gRPC port: who made them, and how they are ended.
 
-gRPC's core accepts connections itself and tells nothing of them. They are found among the descriptors of this process.
+gRPC's core accepts connections itself and tells nothing of them. This module finds the connections among the
+descriptors of this process.
 
 1. `ConnectionLimiter` looks at all connections about once a second, in a thread. gRPC's core has a limit of idle time
    too, but reports an error to the client, and client libraries print a line for the error.

@@ -196,7 +196,7 @@ class Form:
         )
 
     def receive(self, data: bytes) -> Received:
-        """One message."""
+        """The bytes of one message, which nobody has parsed."""
         return Received(self, data)
 
 

@@ -188,7 +188,7 @@ class _Stream:
                 await self._write_last(call, several.last)
 
     def _end_aside(self, call: Call, task: asyncio.Task[None]) -> None:
-        """One message is answered; what went wrong ends the stream at once, whatever others wait for."""
+        """Note the answer to one message. An error ends the stream at once, even while other messages wait."""
         if not call.ended:
             # NOTE: a task that was cancelled before its first step has run nothing of its coroutine.
             call.finish(call.ended_early())

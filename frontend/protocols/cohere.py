@@ -261,8 +261,8 @@ class EmbedV1Resource(VectorsResource[R]):
                 vectors = [await array_of(rows, "float")]
                 answer = EmbedAnswer(_new_id(), "embeddings_floats", HOLE, HOLE, meta)
             else:
-                wanted = request.embedding_types or ["float"]
-                kinds = [kind for kind in EmbeddingsByType.__struct_encode_fields__ if kind in wanted]
+                requested = request.embedding_types or ["float"]
+                kinds = [kind for kind in EmbeddingsByType.__struct_encode_fields__ if kind in requested]
                 vectors = [await array_of(rows, kind) for kind in kinds]
                 by_type = EmbeddingsByType(**{_ATTRIBUTES.get(kind, kind): HOLE for kind in kinds})
                 answer = EmbedAnswer(_new_id(), "embeddings_by_type", HOLE, by_type, meta)

@@ -202,6 +202,6 @@ def _begin_wait(connection: sqlite3.Connection, id_: str) -> bool:
 
 def _take(connection: sqlite3.Connection, id_: str) -> Decision:
     """End the wait for a decision."""
-    found: Any = connection.execute(_DECIDED, (id_,)).fetchone()
+    row: Any = connection.execute(_DECIDED, (id_,)).fetchone()
     connection.execute("DELETE FROM approvals WHERE id = ?", (id_,))
-    return Decision(False, None, timed_out=True) if found is None else Decision(bool(found[0]), found[1])
+    return Decision(False, None, timed_out=True) if row is None else Decision(bool(row[0]), row[1])

@@ -188,11 +188,11 @@ class Contents:
 
     def _open(self, name: str, nbytes: int) -> int:
         descriptor = os.open(self._directory / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        found = os.fstat(descriptor)
-        if stat.S_ISREG(found.st_mode) and found.st_size == nbytes:
+        facts = os.fstat(descriptor)
+        if stat.S_ISREG(facts.st_mode) and facts.st_size == nbytes:
             return descriptor
         os.close(descriptor)
-        log.error("content %s has %d bytes in place of %d and is passed over", name, found.st_size, nbytes)
+        log.error("content %s has %d bytes in place of %d and is passed over", name, facts.st_size, nbytes)
         raise FileNotFoundError(errno.ENOENT, "the content is torn", name)
 
     async def delete(self, names: Collection[str]) -> None:
@@ -209,8 +209,8 @@ class Contents:
 
     async def sweep(self, named: Callable[[Collection[str]], Awaitable[set[str]]]) -> int:
         """Delete orphans; the number of deleted files. `named` tells which of some contents have rows now."""
-        found = await in_thread(self._found)
-        without = sorted(set(found) - await named(found))[:MOST_SWEPT]
+        names = await in_thread(self._found)
+        without = sorted(set(names) - await named(names))[:MOST_SWEPT]
         locked = await in_thread(self._locked, without)
         try:
             # NOTE: a writer may have committed its row between the first look and our lock.

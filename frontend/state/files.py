@@ -399,6 +399,6 @@ def _delete_where(connection: sqlite3.Connection, where: str, *values: Any) -> l
 
 def _delete(connection: sqlite3.Connection, rows: Any) -> list[str]:
     """Delete rows by (number, content); their contents."""
-    found = list(rows)
-    connection.executemany("DELETE FROM files WHERE number = ?", [(number,) for number, _ in found])
-    return [content for _, content in found]
+    deleted = list(rows)
+    connection.executemany("DELETE FROM files WHERE number = ?", [(number,) for number, _ in deleted])
+    return [content for _, content in deleted]

@@ -181,6 +181,6 @@ def _digests(messages: Sequence[Mapping[str, Any]]) -> Iterator[bytes]:
     for message in messages:
         if message.get("role") == "tool" or message.get("tool_calls"):
             continue
-        told = _encoded([message.get("role"), message.get("content") or "", message.get("name")])
-        digest = hashlib.blake2b(digest + told, digest_size=16).digest()
+        encoded = _encoded([message.get("role"), message.get("content") or "", message.get("name")])
+        digest = hashlib.blake2b(digest + encoded, digest_size=16).digest()
         yield digest

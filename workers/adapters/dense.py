@@ -236,13 +236,13 @@ class DenseAdapter(TextAdapter):
     @torch.inference_mode()
     def _vectors(self, batch: TextBatch) -> torch.Tensor:
         """fp32 [n, dims]. The vector of a text in several windows is their mean, taken before normalising."""
-        found = []
+        vectors_of_windows = []
         for _, packed, rows in self._text.run(batch):
             if len(self._token_head):
                 rows = self._token_head(rows.float())
             vectors = self._vector_head(pool(rows, packed.layout, self._pooling, packed.skips))
-            found.append(vectors.index_select(0, packed.restore))
-        return self._finished(mean_of_windows(found, batch))
+            vectors_of_windows.append(vectors.index_select(0, packed.restore))
+        return self._finished(mean_of_windows(vectors_of_windows, batch))
 
     def _finished(self, vectors: torch.Tensor) -> torch.Tensor:
         """Vectors of length 1 where the model ends so, and of those the values that are kept."""

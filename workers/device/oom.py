@@ -1,8 +1,9 @@
 """Out of memory: which errors say so, which say that the device is gone, and what gives memory back.
 
 A context of CUDA is broken for good after some errors, such as a failed assertion in a kernel. torch may then end the
-process by a signal at the next call, also at one that only gives memory back. So `end_if_broken` asks the text of the
-error alone, and ends the process before any destructor runs. Whatever catches errors of the device calls it first.
+process by a signal at the next call, even a call that only gives memory back. So `end_if_broken` reads the text of the
+error alone, and ends the process before any destructor runs. Code that catches errors of the device calls
+`end_if_broken` first.
 """
 
 from __future__ import annotations

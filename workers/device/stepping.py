@@ -229,7 +229,7 @@ def running(
 ) -> Iterator[None]:
     """This greenlet runs a batch of `pieces`, in this order, or prepares them, without an activity.
 
-    `make_way` is called between two of its steps; None: that of the turn.
+    `make_way` is called between two steps of the batch; None: the turn has its own.
     """
     turn = greenlet.getcurrent()
     before = getattr(turn, "steps", None)

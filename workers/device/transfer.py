@@ -1,7 +1,8 @@
 """Arrays to the device and back without a halt: the host goes on while the device still computes what came before.
 
-A plain copy to CUDA waits until the device has done all earlier work of its stream. These copies pass through pinned
-memory, which torch keeps until the device has read it. On a CPU both directions cost nothing.
+A plain copy to CUDA waits until the device has done all earlier work of its stream. The copies of this module
+pass through pinned memory, which torch keeps until the device has read the memory. On a CPU both directions cost
+nothing.
 """
 
 from __future__ import annotations

@@ -70,10 +70,10 @@ class BlockPool:
             self.lookups += 1
             for start in range(0, len(tokens) - size, size):
                 content = tuple(tokens[start : start + size])
-                found = self._found.get((link, content + marks.get(start // size, ()) if marks else content))
-                if found is None:
+                entry = self._found.get((link, content + marks.get(start // size, ()) if marks else content))
+                if entry is None:
                     break
-                block, link = found
+                block, link = entry
                 blocks.append(block)
             self.hits += bool(blocks)
         for block in blocks:
@@ -105,10 +105,10 @@ class BlockPool:
         if not self._keeps_prefixes:
             return ROOT
         key = before, content
-        found = self._found.get(key)
-        if found is not None:
+        entry = self._found.get(key)
+        if entry is not None:
             # NOTE: two sequences computed the same content at the same time. One of the blocks can be found.
-            return found[1]
+            return entry[1]
         link = next(self._links)
         self._keys[block], self._found[key] = key, (block, link)
         return link

@@ -269,15 +269,15 @@ class Engine:
         try:
             with self.loras.over(rows) if self.loras else _WITHOUT_LORAS:
                 logits = self._forward(spans)
-                told = self._score(untold, logits, len(choosing)) if untold else {}
-            early, drawn, late, kept = divided(choosing, logits, self._drawer, self._waits)
+                scores = self._score(untold, logits, len(choosing)) if untold else {}
+            early, drawn, late, logits_of_late = divided(choosing, logits, self._drawer, self._waits)
         except BaseException:
             if is_masked:
                 self._masks.wait()
             raise
         for span, _, _, chooses in entries:
             self._scheduler.launched(span, chooses)
-        return Flight(entries, early, drawn, late, kept, guided, is_masked, told)
+        return Flight(entries, early, drawn, late, logits_of_late, guided, is_masked, scores)
 
     def _begin_masks(self, flight: Flight) -> None:
         """Begin to fill the masks of a step, if this was not done at its launch."""
@@ -455,7 +455,7 @@ class Engine:
         """Requests that are added in this block run without those of before, which go on afterwards."""
         before = [each for choices in self._by_key.values() for each in choices if not each.done]
         waiting = sorted((each for each in before if not each.paused), key=lambda each: each.order)
-        kept, self._emitted = self._emitted, []
+        emitted, self._emitted = self._emitted, []
         for sequence in waiting:
             self._scheduler.pause(sequence)
         try:
@@ -463,7 +463,7 @@ class Engine:
         finally:
             for sequence in reversed(waiting):
                 self._scheduler.resume(sequence)
-            self._emitted = kept + self._emitted
+            self._emitted = emitted + self._emitted
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:

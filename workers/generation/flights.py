@@ -168,9 +168,9 @@ def divided(
     ahead = sorted({*range(count)}.difference(waiting))
     early, late = ([choosing[at] for at in some] for some in (ahead, waiting))
     drawn = drawer.draw(some_of(logits, ahead, count), early) if ahead else None
-    kept = some_of(logits, waiting, count)
+    rest = some_of(logits, waiting, count)
     # NOTE: the next captured step writes its logits to the same place.
-    return early, drawn, late, kept.clone() if kept.data_ptr() == logits.data_ptr() else kept
+    return early, drawn, late, rest.clone() if rest.data_ptr() == logits.data_ptr() else rest
 
 
 def _first(logits: torch.Tensor, count: int) -> torch.Tensor:

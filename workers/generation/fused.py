@@ -254,8 +254,8 @@ def is_tanh(activation: Any) -> bool | None:
 
 
 def _gated(module: Any, kernels: Kernels, tanh: bool, x: torch.Tensor) -> torch.Tensor:
-    found: torch.Tensor = module.down_proj(kernels.gated(module.gate_proj(x), module.up_proj(x), tanh))
-    return found
+    result: torch.Tensor = module.down_proj(kernels.gated(module.gate_proj(x), module.up_proj(x), tanh))
+    return result
 
 
 def _width_of(module: Any) -> Any:
@@ -300,8 +300,8 @@ def best(tried: Iterable[tuple[T, torch.Tensor, torch.Tensor]]) -> T:
 def _error(found: torch.Tensor, wanted: torch.Tensor) -> float:
     """The greatest difference within a row, as a part of the row's greatest number; rows that overflow tell nothing."""
     sizes = wanted.abs().amax(-1)
-    told = sizes.isfinite()
-    if not told.any():
+    finite = sizes.isfinite()
+    if not finite.any():
         return math.inf
-    differences = (found - wanted).abs().amax(-1)[told] / sizes[told].clamp_(min=1e-30)
+    differences = (found - wanted).abs().amax(-1)[finite] / sizes[finite].clamp_(min=1e-30)
     return float(differences.nan_to_num(nan=math.inf).max())

@@ -230,20 +230,22 @@ class Grammars:
         """A grammar of llguidance, compiled. Raises `InvalidInput`, whose message begins with the field."""
         key = space, text
         with self._lock:
-            found = self._kept.get(key)
-        if found is None:
-            found = self._tried(text)
+            compiled = self._kept.get(key)
+        if compiled is None:
+            compiled = self._tried(text)
         with self._lock:
-            self._kept[key] = found
+            self._kept[key] = compiled
             self._kept.move_to_end(key)
             while len(self._kept) > _KEPT or self._kept_nbytes() > max(_KEPT_NBYTES, len(text)):
                 self._kept.popitem(last=False)
-        if isinstance(found, str):
+        if isinstance(compiled, str):
             # NOTE: llguidance shows the line with the mistake, which for functions nobody but us has written.
             of_function = field.startswith("tools")
-            words, param = (grammar_formats.of_function(found), "tools") if of_function else (found, field)
+            words, param = (
+                (grammar_formats.of_function(compiled), "tools") if of_function else (compiled, field)
+            )
             raise InvalidInput(f"{field}: {words}", param=param)
-        return found
+        return compiled
 
     def _kept_nbytes(self) -> int:
         return sum(len(text) for _, text in self._kept)
@@ -421,8 +423,8 @@ class MaskFiller:
         filling, self._filling = self._filling, None
         choices, self._choices = self._choices, []
         filling.result()
-        wanted = [one for one in choices if not (one.done or one.paused)]
-        failed = {one: one.matcher.error for one in wanted if isinstance(one.matcher, Guide)}
+        unfinished = [one for one in choices if not (one.done or one.paused)]
+        failed = {one: one.matcher.error for one in unfinished if isinstance(one.matcher, Guide)}
         failed = {sequence: reason for sequence, reason in failed.items() if reason}
         if failed:
             raise GrammarFailed(list(failed), next(iter(failed.values())))

@@ -91,8 +91,8 @@ def _lark(text: str) -> str:
 
 def _write(schema: Any) -> bool:
     """Write patterns into a schema; returns whether there was a date or a time."""
-    found = [part for part in parts(schema) if part.get("format") in tuple(_PATTERNS)]
-    for part in found:
+    formatted = [part for part in parts(schema) if part.get("format") in tuple(_PATTERNS)]
+    for part in formatted:
         pattern = _PATTERNS[part.pop("format")]
         if "pattern" not in part:
             part["pattern"] = pattern
@@ -100,7 +100,7 @@ def _write(schema: Any) -> bool:
             inner = part.setdefault("allOf", [])
             if isinstance(inner, list):
                 inner.append({"pattern": pattern})
-    return bool(found)
+    return bool(formatted)
 
 
 class Lost(NamedTuple):

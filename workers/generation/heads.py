@@ -90,8 +90,8 @@ class Heads(NamedTuple):
             return self._by_hand(q[:, :, None], k, v, mask).view(count, heads, -1)
         # PERF: the query heads of one key head are rows of one product. It is 1.2 to 1.5 times faster than enable_gqa.
         rows = q.reshape(count, k.shape[1], heads // k.shape[1], dim)
-        found = F.scaled_dot_product_attention(rows, k, v, attn_mask=mask, scale=self.scaling)
-        return found.reshape(count, heads, -1)
+        attended = F.scaled_dot_product_attention(rows, k, v, attn_mask=mask, scale=self.scaling)
+        return attended.reshape(count, heads, -1)
 
     def whole(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """The beginning of a sequence: q [tokens, heads, dim] to [tokens, heads, value dim]."""
@@ -102,7 +102,7 @@ class Heads(NamedTuple):
         if self.softcap or self.sinks is not None:
             return self.masked(q, k, v, at[None] <= at[:, None])
         q, k, v = (states.transpose(0, 1)[None] for states in (q, k, v))
-        found = F.scaled_dot_product_attention(
+        attended = F.scaled_dot_product_attention(
             q,
             k,
             v,
@@ -110,7 +110,7 @@ class Heads(NamedTuple):
             scale=self.scaling,
             enable_gqa=q.shape[1] != k.shape[1],
         )
-        return found[0].transpose(0, 1)
+        return attended[0].transpose(0, 1)
 
     def later(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, low: int) -> torch.Tensor:
         """As `whole`, for the last tokens of a sequence, with the keys from position `low`."""
@@ -140,12 +140,12 @@ class Heads(NamedTuple):
         q, k, v = (states.transpose(0, 1)[None] for states in (q, k, v))
         if self.softcap or self.sinks is not None:
             mask = torch.zeros(seen.shape, device=q.device, dtype=q.dtype).masked_fill_(~seen, float("-inf"))
-            found = self._by_hand(q, k, v, mask)
+            attended = self._by_hand(q, k, v, mask)
         else:
-            found = F.scaled_dot_product_attention(
+            attended = F.scaled_dot_product_attention(
                 q, k, v, attn_mask=seen, scale=self.scaling, enable_gqa=q.shape[1] != k.shape[1]
             )
-        return found[0].transpose(0, 1)
+        return attended[0].transpose(0, 1)
 
     def _by_hand(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None

@@ -136,8 +136,8 @@ class KernelDecoder:
             cells = Cells(keys, values, attention.plan.slots)
             kernels.turn(heads, turns[layer.kind], cells, layer.of_heads)
             formula: Heads = attention.formulas[layer.number]
-            found = attend(layer.number, formula, *heads, written=True)
-            more = layer.output(found.reshape(len(found), -1))
+            attended = attend(layer.number, formula, *heads, written=True)
+            more = layer.output(attended.reshape(len(attended), -1))
             rows = kernels.add_norm(layer.before_unit, hidden, more, layer.behind_attention)
             more = layer.down(_gated(layer, rows, kernels))
             if before_next is not None:
@@ -174,7 +174,7 @@ def _layer(layer: Any, model: Any, kernels: Kernels) -> _Layer:
         of_heads = of_queries, of_keys
     sides = hasattr(layer, "pre_feedforward_layernorm")
     names = ("qkv_proj",) if is_whole else ("q_proj", "k_proj", "v_proj")
-    found = _Layer(
+    made_of_kernels = _Layer(
         attention.layer_idx,
         # NOTE: the layers of Gemma 3 have positions by their kind, and the rotary module asks for the kind.
         getattr(attention, "layer_type", None) if hasattr(model.model.rotary_emb, "layer_types") else None,
@@ -190,11 +190,11 @@ def _layer(layer: Any, model: Any, kernels: Kernels) -> _Layer:
         _form(layer.post_feedforward_layernorm, model, kernels) if sides else None,
         of_heads,
     )
-    _prove_sums(layer, found, model, kernels)
-    _prove_turn(layer, found, model, kernels)
+    _prove_sums(layer, made_of_kernels, model, kernels)
+    _prove_turn(layer, made_of_kernels, model, kernels)
     rows = rows_of_proof(config.hidden_size, model)
-    best([("gate", found.down(_gated(found, rows, kernels)), unit(rows))])
-    return found
+    best([("gate", made_of_kernels.down(_gated(made_of_kernels, rows, kernels)), unit(rows))])
+    return made_of_kernels
 
 
 def _form(norm: Any, model: Any, kernels: Kernels) -> NormForm:
@@ -264,15 +264,15 @@ def _products(layers: Sequence[Any]) -> list[Product]:
 def _heads(layer: _Layer, rows: Tensor) -> HeadRows:
     """Rows [tokens, width] to queries, keys and values, of memory that is new."""
     heads, key_heads, dim = layer.shape
-    found: Iterable[Tensor] = [product(rows) for product in layer.projections]
+    products: Iterable[Tensor] = [product(rows) for product in layer.projections]
     if len(layer.projections) == 1:
-        [whole] = found
+        [whole] = products
         return HeadRows(*whole.view(len(rows), -1, dim).split([heads, key_heads, key_heads], 1))
-    return HeadRows(*(states.view(len(rows), -1, dim) for states in found))
+    return HeadRows(*(states.view(len(rows), -1, dim) for states in products))
 
 
 def _gated(layer: _Layer, rows: Tensor, kernels: Kernels) -> Tensor:
     """The gated rows [tokens, inner width] of rows [tokens, width]."""
-    found = [product(rows) for product in layer.gates]
-    gates, ups = found if len(found) > 1 else found[0].chunk(2, dim=-1)
+    products = [product(rows) for product in layer.gates]
+    gates, ups = products if len(products) > 1 else products[0].chunk(2, dim=-1)
     return kernels.gated(gates, ups, layer.tanh)

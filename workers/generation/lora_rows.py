@@ -70,10 +70,10 @@ class StepRows:
 
     def layout(self, members: tuple[int, ...], device: torch.device) -> Layout:
         """The rows of the adapters `members`, which lie in a stack in this order."""
-        found = self._layouts.get(members)
-        if found is None:
+        laid_out = self._layouts.get(members)
+        if laid_out is None:
             places = {serial: place for place, serial in enumerate(members)}
-            found = _layout(
+            laid_out = _layout(
                 [
                     each._replace(serial=places[each.serial])
                     for each in self._singles
@@ -82,8 +82,8 @@ class StepRows:
                 [each._replace(serial=places[each.serial]) for each in self._parts if each.serial in places],
                 device,
             )
-            self._layouts[members] = found
-        return found
+            self._layouts[members] = laid_out
+        return laid_out
 
 
 class StepLoras(Protocol):
@@ -216,8 +216,8 @@ class Stack:
             result[near].view(count, width, -1).baddbmm_(torch.bmm(some, down), up)
             return
         some = states.index_select(0, take).view(count, width, -1)
-        found = torch.bmm(torch.bmm(some, down), up).view(count * width, -1)
-        result.index_add_(0, rows, found.index_select(0, put))
+        changes = torch.bmm(torch.bmm(some, down), up).view(count * width, -1)
+        result.index_add_(0, rows, changes.index_select(0, put))
 
 
 class LoraProducts:

@@ -242,16 +242,16 @@ def _by_sdpa(
     size: int,
 ) -> torch.Tensor:
     """Each sequence by a call of its own, with a mask."""
-    found, row = [], 0
+    attended, row = [], 0
     for each in stretches:
         rows = slice(row, row := row + each.stop - each.start)
         slots = torch.from_numpy(_slots(each.blocks, each.stop, 0, size)).to(q.device)
         mine, k, v = (states.transpose(0, 1) for states in (q[rows], keys[slots], values[slots]))
         distance = torch.arange(each.start, each.stop)[:, None] - torch.arange(each.stop)
         seen = (distance >= 0) & (distance < (window or each.stop))
-        found.append(
+        attended.append(
             F.scaled_dot_product_attention(
                 mine[None], k[None], v[None], attn_mask=seen.to(q.device), scale=scaling, enable_gqa=True
             )[0].transpose(0, 1)
         )
-    return torch.cat(found)
+    return torch.cat(attended)

@@ -169,11 +169,11 @@ class PlainEngine(Engine):
     ) -> dict[Choice, list[PromptToken]]:
         """The tokens of the one prompt, by passes of their own."""
         [span] = spans
-        places, found = span.scores, []
+        places, tokens = span.scores, []
         for at in range(0, len(places), self._scored_tokens):
             some = places[at : at + self._scored_tokens]
-            found += scored(span.sequence, some, self._logits_at(span.sequence, some))
-        return {span.sequence: found}
+            tokens += scored(span.sequence, some, self._logits_at(span.sequence, some))
+        return {span.sequence: tokens}
 
     @torch.no_grad()
     def _logits_at(self, sequence: Choice, places: Sequence[int]) -> torch.Tensor:
@@ -182,12 +182,12 @@ class PlainEngine(Engine):
         device = self.model.device
         ids = torch.tensor([sequence.tokens[: sequence.prompt_length]], device=device)
         rows = torch.tensor(places, device=device)
-        kept = {"logits_to_keep": rows} if self._keeps_some else {}
+        options = {"logits_to_keep": rows} if self._keeps_some else {}
         logits: torch.Tensor = self.model(
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
             use_cache=False,
-            **kept,
+            **options,
             **self._arguments(sequence, sequence.tokens[: sequence.prompt_length]),
         ).logits[0]
         return logits if self._keeps_some else logits[rows]
@@ -231,15 +231,15 @@ class Run:
         self._greenlet.parent = greenlet.getcurrent()
         # NOTE: `generate()` computes without gradients, a mode of the thread and not of the greenlet.
         with torch.set_grad_enabled(torch.is_grad_enabled()):
-            found: torch.Tensor
+            logits: torch.Tensor
             if not self.computed:
                 forget_lengths(self._model)
                 self.computed = self.sequence.prompt_length if self._singly else len(tokens)
-                found = self._greenlet.switch(tokens[: self.computed])
+                logits = self._greenlet.switch(tokens[: self.computed])
             for token in tokens[self.computed :]:
-                found = self._greenlet.switch(token)
+                logits = self._greenlet.switch(token)
         self.computed = len(tokens)
-        return found
+        return logits
 
     def close(self) -> None:
         """End `generate()` where it is."""

@@ -162,9 +162,9 @@ def obstacle(model: Any, reader: PromptReader) -> str:
     Raises the error of memory that is short.
     """
     try:
-        found = reader.prompt(_ASKED, [_gradient()])
-        pictures = [reader.processed(picture) for picture in found.pictures]
-        ids = found.prompt.ids
+        asked = reader.prompt(_ASKED, [_gradient()])
+        pictures = [reader.processed(picture) for picture in asked.pictures]
+        ids = asked.prompt.ids
         seen = reader.arguments(model, len(ids), pictures)
         logits = _generated(model, [*ids, ids[-1]], 1, lambda tokens: seen)
     except BaseException as raised:
@@ -239,9 +239,9 @@ def _plain(model: Any, tokens: list[int], **seen: Any) -> torch.Tensor:
 
 def _pictured(model: Any, reader: PictureReader) -> _Text:
     """A conversation with a picture. The answer repeats the last words of the prompt."""
-    found = reader.prompt(_ASKED, [_gradient()])
-    pictures = [reader.processed(picture) for picture in found.pictures]
-    ids = found.prompt.ids
+    asked = reader.prompt(_ASKED, [_gradient()])
+    pictures = [reader.processed(picture) for picture in asked.pictures]
+    ids = asked.prompt.ids
     behind = len(ids) - int(pictures[-1].places[-1]) - 1
     tokens = ids + [ids[-1 - number % behind] for number in range(_CONTINUED)]
     seen = reader.arguments(model, len(tokens) - 1, pictures)
@@ -372,11 +372,11 @@ def _far_rows_agree(model: Any, attention: PagedAttention, rows: list[_Row]) -> 
     if attention.rope is not None:
         texts = [attention.rope.length_of(row.start + len(row.tokens)) for row in rows]
         plan.lengths = attention.rope.grouped(np.repeat(texts, sizes), device)
-    ends, wanted = [0, *itertools.accumulate(sizes)], [row.logits for row in rows]
+    ends, expected = [0, *itertools.accumulate(sizes)], [row.logits for row in rows]
     for hooked in (False, True) if attention.decoder is not None else (False,):
         logits = packed_pass(model, attention, plan, hooked=hooked).float()
-        found = [logits[start:stop] for start, stop in itertools.pairwise(ends)]
-        if not _are_near(model, found, wanted):
+        results = [logits[start:stop] for start, stop in itertools.pairwise(ends)]
+        if not _are_near(model, results, expected):
             return False
     return True
 

@@ -88,10 +88,10 @@ class LengthRope:
     @staticmethod
     def grouped(lengths: np.ndarray, device: torch.device) -> Lengths:
         """`lengths` int64 [tokens] as groups."""
-        found = np.unique(lengths).tolist()
-        if len(found) < 2:
-            return Lengths([(length, None) for length in found])
-        return Lengths([(one, sent(np.flatnonzero(lengths == one), device)) for one in found])
+        distinct = np.unique(lengths).tolist()
+        if len(distinct) < 2:
+            return Lengths([(length, None) for length in distinct])
+        return Lengths([(one, sent(np.flatnonzero(lengths == one), device)) for one in distinct])
 
     def _of_span(self, span: Span) -> np.ndarray:
         sequence, start, stop = span
@@ -144,8 +144,8 @@ class LengthRope:
         count = positions.shape[-1]
         if length:
             positions = torch.cat((positions, torch.full_like(positions[..., :1], length - 1)), -1)
-        found = rotary(positions, *rest, **named)
-        return [part.narrow(-2, 0, count) for part in (found if isinstance(found, tuple) else (found,))]
+        turned = rotary(positions, *rest, **named)
+        return [part.narrow(-2, 0, count) for part in (turned if isinstance(turned, tuple) else (turned,))]
 
 
 def length_rope(model: Any) -> LengthRope | None:
@@ -205,14 +205,14 @@ def _kinds_of(module: Any) -> set[str]:
 
 def _borders_of(module: Any) -> set[int]:
     """The longest text with the factors of short ones, for each kind of rope in a module."""
-    found = set()
+    borders = set()
     for layers, kind in _ropes_of(module):
         parameters = module.config.rope_parameters[layers] if layers else module.config.rope_parameters
         if kind == "longrope":
-            found.add(int(parameters["original_max_position_embeddings"]))
+            borders.add(int(parameters["original_max_position_embeddings"]))
         else:
-            found.add(int(module.original_max_seq_len))
-    return found
+            borders.add(int(module.original_max_seq_len))
+    return borders
 
 
 class _Full(DynamicCache):

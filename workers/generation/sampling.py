@@ -212,8 +212,8 @@ class BatchedSampler:
         """As `sample`, for rows that may be changed: float32 [rows, columns]."""
         if any(state.changes for state in states):
             _change(logits, sequences, states)
-        wanted = [row for row, state in enumerate(states) if state.alternatives is not None]
-        likely = self._likely(logits, wanted, [states[row].alternatives or 0 for row in wanted])
+        asking = [row for row, state in enumerate(states) if state.alternatives is not None]
+        likely = self._likely(logits, asking, [states[row].alternatives or 0 for row in asking])
         _forbid(logits, sequences)
         peaks, tokens = highest_of(logits)
         check_finite(peaks, sequences)
@@ -234,9 +234,9 @@ class BatchedSampler:
                 else:
                     tokens[rows] = draw_unfiltered(shares, uniforms[rows])
         logprobs: dict[int, TokenLogprob] = {}
-        if wanted:
-            scores = logits[wanted, tokens[wanted]].tolist()
-            for row, near, score in zip(wanted, likely, scores, strict=True):
+        if asking:
+            scores = logits[asking, tokens[asking]].tolist()
+            for row, near, score in zip(asking, likely, scores, strict=True):
                 logprobs[row] = self._logprob(int(tokens[row]), score, near)
         return [(token, logprobs.get(row)) for row, token in enumerate(tokens.tolist())]
 

@@ -39,12 +39,12 @@ def scored_spans(spans: Sequence[Span], logits: torch.Tensor, row: int) -> dict[
 
     Raises as `scored`.
     """
-    found: dict[Choice, list[PromptToken]] = {}
+    by_sequence: dict[Choice, list[PromptToken]] = {}
     for span in spans:
         if places := span.scores:
-            found[span.sequence] = scored(span.sequence, places, logits[row : row + len(places)])
+            by_sequence[span.sequence] = scored(span.sequence, places, logits[row : row + len(places)])
             row += len(places)
-    return found
+    return by_sequence
 
 
 @torch.inference_mode()

@@ -167,14 +167,14 @@ class ChatTemplate:
         NOTE: answers of the model keep tags that are ordinary tokens, such as those of reasoning, as the model wrote
         them as tokens; a marked tag would tokenize the history anew and lose its prefix in the cache.
         """
-        kept = {name: value for name, value in message.items() if value is not None}
-        reasoning = next((kept[name] for name in _REASONING if name in kept), None)
+        stated = {name: value for name, value in message.items() if value is not None}
+        reasoning = next((stated[name] for name in _REASONING if name in stated), None)
         if reasoning is not None:
-            kept = {"thinking": reasoning, **kept, "reasoning_content": reasoning}
-        marking = self._special_only if kept.get("role") == "assistant" else self._control
-        if kept.get("tool_calls"):
-            kept = {**kept, "tool_calls": [_with_object(call) for call in kept["tool_calls"]]}
-        marked: dict[str, Any] = marking.mark(kept)
+            stated = {"thinking": reasoning, **stated, "reasoning_content": reasoning}
+        marking = self._special_only if stated.get("role") == "assistant" else self._control
+        if stated.get("tool_calls"):
+            stated = {**stated, "tool_calls": [_with_object(call) for call in stated["tool_calls"]]}
+        marked: dict[str, Any] = marking.mark(stated)
         return marked
 
     def _rendered(self, name: str, messages: list[dict[str, Any]], tools: Any, variables: Any) -> str:
@@ -387,15 +387,15 @@ def _unescaped(text: str) -> str:
 
 def _with_short_ids(message: dict[str, Any]) -> dict[str, Any]:
     """A message whose ids of calls have nine letters and digits: the last ones of each id."""
-    kept = dict(message)
-    if isinstance(kept.get("tool_call_id"), str):
-        kept["tool_call_id"] = _short_id(kept["tool_call_id"])
-    if kept.get("tool_calls"):
-        kept["tool_calls"] = [
+    short = dict(message)
+    if isinstance(short.get("tool_call_id"), str):
+        short["tool_call_id"] = _short_id(short["tool_call_id"])
+    if short.get("tool_calls"):
+        short["tool_calls"] = [
             {**call, "id": _short_id(call["id"])} if isinstance(call.get("id"), str) else call
-            for call in kept["tool_calls"]
+            for call in short["tool_calls"]
         ]
-    return kept
+    return short
 
 
 def _short_id(given: str) -> str:

@@ -194,13 +194,13 @@ class ChoiceOutput:
         text = self._text(token)
         if self._tokens >= self._request.max_tokens:
             self.ended = "length"
-        found = self._feed(text) if text else []
-        if found:
+        emissions = self._feed(text) if text else []
+        if emissions:
             self._quiet = 0
-            return found
+            return emissions
         self._quiet += 1
         if self._quiet < HELD_TOKENS:
-            return found
+            return emissions
         self._quiet = 0
         return [Emission(self._request.key, self._choice, HELD)]
 
@@ -225,10 +225,10 @@ class ChoiceOutput:
         if self._stops is None:
             return self._fed(text)
         text = self._held + text
-        found = self._stops.find(text)
-        if found is not None:
-            self.ended, self._stop, self._held = "stop", found.group(), ""
-            return self._fed(text[: found.start()])
+        stop = self._stops.find(text)
+        if stop is not None:
+            self.ended, self._stop, self._held = "stop", stop.group(), ""
+            return self._fed(text[: stop.start()])
         settled = self._stops.settled(text)
         self._held = text[settled:]
         return self._fed(text[:settled])
@@ -267,10 +267,10 @@ class ChoiceOutput:
 def _bytes_of(tokenizer: Any, pieces: dict[int, str], added: dict[int, Any]) -> tuple[dict[int, bytes], bool]:
     """The bytes of all tokens, and whether joined bytes are the text that the tokenizer decodes."""
     ids = [number for number in tokenizer.encode(_SAMPLE, add_special_tokens=False) if number not in added]
-    wanted = tokenizer.decode(ids, clean_up_tokenization_spaces=False).lstrip(" ")
+    decoded = tokenizer.decode(ids, clean_up_tokenization_spaces=False).lstrip(" ")
     for bytes_of in (_byte_level, _sentence_piece):
         joined = b"".join(bytes_of(pieces[number]) or b"" for number in ids)
-        if joined.decode(errors="replace").lstrip(" ") == wanted:
+        if joined.decode(errors="replace").lstrip(" ") == decoded:
             return {number: bytes_of(piece) or b"" for number, piece in pieces.items()}, True
     return {number: tokenizer.decode([number]).encode() for number in pieces}, False
 

@@ -56,8 +56,8 @@ def shown(render: Render, has_results: bool) -> Shown:
     tools = {"tools": [PROBE]}
     texts = [text for talk in _TALKS if (text := render(talk, tools)) is not None]
     functions = bool(texts) and all(_NAME in text for text in texts)
-    told = [render([_USER, _called(arguments)], tools) for arguments in ({"text": _VALUE}, f'"{_VALUE}"')]
-    calls = any(text is not None and _VALUE in text and _NAME in text for text in told)
+    prompts = [render([_USER, _called(arguments)], tools) for arguments in ({"text": _VALUE}, f'"{_VALUE}"')]
+    calls = any(text is not None and _VALUE in text and _NAME in text for text in prompts)
     return Shown(functions, calls, calls and has_results)
 
 
@@ -120,9 +120,9 @@ def _with_calls(message: dict[str, Any], wrapper: Wrapper) -> dict[str, Any]:
         return message
     functions = [call["function"] for call in message["tool_calls"]]
     calls = [(each["name"], json.dumps(each["arguments"], ensure_ascii=False)) for each in functions]
-    kept = {name: value for name, value in message.items() if name != "tool_calls"}
+    others = {name: value for name, value in message.items() if name != "tool_calls"}
     said, text = message.get("content"), _calls_text(calls, wrapper)
-    return {**kept, "content": _joined(said, text, "\n") if said else text}
+    return {**others, "content": _joined(said, text, "\n") if said else text}
 
 
 def _calls_text(calls: Sequence[tuple[str, str]], wrapper: Wrapper) -> str:
@@ -140,17 +140,17 @@ def _written(name: str, wrapper: Wrapper) -> str:
 
 def _with_results(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The messages with results of functions as messages of the user."""
-    found: list[dict[str, Any]] = []
+    merged: list[dict[str, Any]] = []
     behind_result = False
     for message in messages:
         is_result = message["role"] == "tool"
         said = _result(message) if is_result else message.get("content")
         if behind_result and (is_result or message["role"] == "user"):
-            found[-1] = {"role": "user", "content": _joined(found[-1]["content"], said, "\n")}
+            merged[-1] = {"role": "user", "content": _joined(merged[-1]["content"], said, "\n")}
         else:
-            found.append({"role": "user", "content": said} if is_result else message)
+            merged.append({"role": "user", "content": said} if is_result else message)
         behind_result = is_result
-    return found
+    return merged
 
 
 def _result(message: Mapping[str, Any]) -> Any:

@@ -127,8 +127,8 @@ class Tower:
         """
         if self._is_asked:
             lacking = [each for each in waiting if each.sight is not None and each.sight.lacking]
-            wanted = {digest for each in lacking if each.sight is not None for digest in each.sight.lacking}
-            self._processing = {digest: each for digest, each in self._processing.items() if digest in wanted}
+            lacked = {digest for each in lacking if each.sight is not None for digest in each.sight.lacking}
+            self._processing = {digest: each for digest, each in self._processing.items() if digest in lacked}
             self._advance(lacking, prefill_tokens)
 
     @torch.inference_mode()
@@ -277,8 +277,8 @@ class _Run:
         """Go on for so many tokens. The features of the pictures, or None where the batch is not at its end."""
         # NOTE: the turn of the device thread that goes on may be another one than the turn before.
         self._greenlet.parent, self._left = greenlet.getcurrent(), max(float(tokens), self._layer_cost)
-        found: Sequence[Features] | None = self._greenlet.switch()
-        return found
+        features: Sequence[Features] | None = self._greenlet.switch()
+        return features
 
     def passed(self) -> None:
         """Stop before a layer that exceeds the tokens of the turn. A turn has one layer at least."""
@@ -304,19 +304,19 @@ def looks_both_ways(model: Any) -> bool:
 def _layers(model: Any) -> list[torch.nn.Module]:
     """The layers of a model outside of its text: the modules of the outermost lists."""
     text = set(model.get_decoder().modules())
-    found: list[torch.nn.Module] = []
+    layers: list[torch.nn.Module] = []
 
     def visit(module: torch.nn.Module) -> None:
         for child in module.children():
             if child in text:
                 continue
             if isinstance(child, torch.nn.ModuleList):
-                found.extend(child)
+                layers.extend(child)
             else:
                 visit(child)
 
     visit(model)
-    return found
+    return layers
 
 
 def _weight(model: Any) -> float:

@@ -1,7 +1,7 @@
 """The catalog of a worker, followed while the worker runs.
 
 1. Once a second `CatalogFollower` asks whether files or loads by name changed. A catalog with mistakes is refused, and
-   the one in force stays.
+   the catalog in force stays.
 2. A frontend that is to load a model by name has the files read at once (`reread`), settled or not.
 3. `ToldEntries` says which entries frontends have still to be told of.
 4. A version of a repository model whose place another version takes stays until the other version is loaded.

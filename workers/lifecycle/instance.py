@@ -49,9 +49,9 @@ class NoRoom(Exception):
 class LifeCycle:
     """The states of a model or of an adapter.
 
-    Instants are time.monotonic() seconds: `since` that of the last change of state, `retry_at` when a failure may be
-    forgotten (None: never by itself), `drained_by` when open requests are failed. `demanded` is false while only the
-    start asked for the load. `failure` is that of the last load, until a load succeeds.
+    Instants are time.monotonic() seconds: at `since` the state changed last, at `retry_at` a failure may be forgotten
+    (None: never by itself), at `drained_by` open requests are failed. `demanded` is false while only the start asked
+    for the load. `failure` is the error of the last load, until a load succeeds.
     """
 
     serial: int = field(default_factory=lambda: next(_serials))

@@ -13,7 +13,7 @@ worker for ever:
 1. A file per load is written before the load begins and removed when the load ends, well or not. The file holds the
    number of tries. A worker that ends in order removes the files of its loads too.
 2. A file that a starting worker finds tells of a load during which an earlier life of its slot died. Of those models
-   only one at a time is loaded, so that a second death names the guilty one. Others are loaded beside it.
+   only one at a time is loaded, so that a second death names the guilty model. Other models are loaded beside it.
 3. A model that was being loaded at two deaths in a row is not loaded again for a while, by no worker, unless some
    worker loads the model well meanwhile.
 4. A process may be killed from outside. SIGKILL does not tell who sent the signal: an operator, the kernel for want of

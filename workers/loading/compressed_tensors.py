@@ -49,13 +49,13 @@ def read(stated: Mapping[str, Any]) -> Scheme:
     form = one_of(METHOD, stated, "format", (*_FORMATS, _MIXED))
     one_of(METHOD, {"quantization_status": "compressed", **stated}, "quantization_status", ("compressed",))
     for field in ("sparsity_config", "transform_config"):
-        found = stated.get(field) or {}
+        entry = stated.get(field) or {}
         if (
-            not isinstance(found, dict)
-            or found.get("format", "dense") != "dense"
-            or found.get("config_groups")
+            not isinstance(entry, dict)
+            or entry.get("format", "dense") != "dense"
+            or entry.get("config_groups")
         ):
-            raise QuantizedRefused(f"{METHOD}: quantization_config.{field} {short(found)} is not read")
+            raise QuantizedRefused(f"{METHOD}: quantization_config.{field} {short(entry)} is not read")
     groups = stated.get("config_groups")
     if not isinstance(groups, dict) or not groups:
         raise QuantizedRefused(

@@ -178,8 +178,8 @@ def _parts(files: list[Path]) -> dict[str, Part]:
         except DamagedWeightsError as error:
             raise QuantizedRefused(str(error)) from error
         parts |= {
-            name: Part(name, file, found.shape, found.kind, start + found.begin)
-            for name, found in stored.items()
+            name: Part(name, file, tensor.shape, tensor.kind, start + tensor.begin)
+            for name, tensor in stored.items()
         }
     return parts
 

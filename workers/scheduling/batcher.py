@@ -5,7 +5,7 @@
    used, divided by their share (start-time fair queueing).
 3. `take` chooses a group: interactive work before bulk, then the group that has used the least time of the device,
    by the pace of its model.
-4. It fills the token budget: bulk items that have waited too long first (half of the budget at most), then
+4. The batch fills the token budget: bulk items that have waited too long first (half of the budget at most), then
    interactive, then bulk. An item over the budget runs alone. A batch does not wait for more items, except in a group
    that gathers: its batch is taken once the oldest item has waited for the delay of the model, or once the items make
    up a preferred size.

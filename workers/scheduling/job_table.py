@@ -320,7 +320,7 @@ class JobTable:
             endpoint.post(reply, wake)
 
     def _answer(self, job: Job, send: Send) -> None:
-        """Send the answer of a job now or, if earlier ones in its order have none yet, after theirs."""
+        """Send the answer of a job, or keep the answer back until earlier jobs in the same order have sent theirs."""
         if not job.ordered:
             send()
             return

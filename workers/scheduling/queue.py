@@ -306,7 +306,7 @@ class WorkQueue:
         return future
 
     def take_calls(self) -> list[Call]:
-        """The calls that wait now; those that come meanwhile wait for the batch behind these. Device thread only."""
+        """The calls that wait now. Calls that come meanwhile wait for the batch behind. Device thread only."""
         return [self._calls.popleft() for _ in range(len(self._calls))]
 
     def ask(self, strategy: Asking) -> None:

@@ -20,14 +20,14 @@ class Kinds:
     """One strategy for each kind of job of a worker."""
 
     def __init__(self, context: Context, unload_idle: Callable[[str, float], bool]) -> None:
-        """`unload_idle` is that of `one_shot.Eviction`."""
+        """`unload_idle`: see `one_shot.Eviction`."""
         self.one_shot = OneShot(context, unload_idle)
         self.sequences = Sequences(context, unload_idle)
         self.streams = Streams(context)
         self.generations = Generations(context)
 
     def of(self, adapter: Adapter, *, on_device: bool = True) -> Strategy:
-        """The strategy of all jobs of a model, but of those that end before the device."""
+        """The strategy of a job of a model; a job that ends before the device (`on_device`) is one batch."""
         if not on_device:
             return self.one_shot
         if adapter.engine is not None:

@@ -5,9 +5,9 @@
 2. After each step a session gets one message, `Deltas`, with what is new for all of its streams. A stream with more
    than `WINDOW_NBYTES` that its client has not taken pauses.
 3. The flight record names every request that runs. A job that runs alone (`Job.solo`) runs alone until its first token,
-   and one that was on several dead workers (`Job.apart`) to its end. A turn has steps of all others, then steps of one
-   such job, so that however many there are the others keep half of the device.
-4. After a step that fails each sequence takes a step alone, and the requests of those that fail end with an error.
+   and a job that was on several dead workers (`Job.apart`) to its end. A turn has steps of all other jobs, then of one
+   job that runs alone: so the other jobs keep half of the device, however many jobs run alone.
+4. After a step that fails each sequence takes a step alone, and a request whose sequence fails ends with an error.
    When memory ran out, steps also get fewer tokens of prompts for some minutes.
 """
 
@@ -296,7 +296,7 @@ class Generations(Strategy):
             crowd.budget = None
 
     def _isolated(self, engine: Engine, crowd: Crowd, jobs: list[Job]) -> None:
-        """A step of each job without the others; those that fail alone end."""
+        """Give each job a step of its own; a job whose own step fails ends."""
         for job in jobs:
             engine.pause(job)
         for job in jobs:

@@ -40,7 +40,7 @@ class OneShot(Strategy):
     """Runs batches, and the rest of a batch that fails."""
 
     def __init__(self, context: Context, unload_idle: Callable[[str, float], bool]) -> None:
-        """`unload_idle` is that of `Eviction`."""
+        """`unload_idle`: see `Eviction`."""
         self.context = context
         self.placer = Placer(context.jobs, context.settings.arena.inline_bytes)
         self.eviction = Eviction(unload_idle)

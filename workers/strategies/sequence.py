@@ -236,7 +236,7 @@ class Sequences(OneShot):
     """The order of `admit` is the order of the requests. `Job.strategy_state` is the `Turn` of a job."""
 
     def __init__(self, context: Context, unload_idle: Callable[[str, float], bool]) -> None:
-        """`unload_idle` is that of `OneShot`."""
+        """`unload_idle`: see `Eviction`."""
         super().__init__(context, unload_idle)
         self._most_waiting = context.settings.queue.max_waiting_sequences
         self._lock = threading.Lock()

@@ -198,7 +198,11 @@ async def _first_frame(channel: socket.socket) -> tuple[bytes, int]:
     finally:
         loop.remove_reader(channel)
     data, ancillary, _, _ = channel.recvmsg(4096, socket.CMSG_SPACE(_CREDENTIALS.size))
-    pids = [_CREDENTIALS.unpack(found)[0] for _, kind, found in ancillary if kind == socket.SCM_CREDENTIALS]
+    pids = [
+        _CREDENTIALS.unpack(credentials)[0]
+        for _, kind, credentials in ancillary
+        if kind == socket.SCM_CREDENTIALS
+    ]
     if len(data) < 5 or not pids:
         raise _Lost
     return data[4:], pids[0]

@@ -160,7 +160,7 @@ class Server:
             return
 
     async def _list(self, session: Session) -> None:
-        listed, found, seen, left = (
+        listed, tools, seen, left = (
             await session.tools(self.timeout_s),
             list[_Found](),
             set[str](),
@@ -168,15 +168,15 @@ class Server:
         )
         for each in listed:
             reason, tool = (
-                self._read(each, seen) if len(found) < MAX_TOOLS else (f"over {MAX_TOOLS} tools", None)
+                self._read(each, seen) if len(tools) < MAX_TOOLS else (f"over {MAX_TOOLS} tools", None)
             )
             if tool is None:
                 name = each.get("name") if isinstance(each, dict) else None
                 left.append(f"{shown(name)} ({reason})")
             else:
                 seen.add(tool.own_name)
-                found.append(tool)
-        self.tools = found
+                tools.append(tool)
+        self.tools = tools
         if left:
             unusable = "; ".join(left[:MAX_TOLD])
             log.warning("MCP server %s: %d tools are left out: %s", shown(self.name), len(left), unusable)
@@ -291,13 +291,13 @@ class McpServers:
         """Collect the tools of all servers. The first server keeps a name that another has too."""
         self._tools, tools, room, left = {}, [], MAX_ALL_NBYTES, 0
         for server in self._servers:
-            for found in server.tools if self._is_offered else ():
-                room -= _nbytes([found.tool.name, found.tool.description, found.tool.schema])
-                if found.tool.name in self._tools or room < 0:
+            for offered in server.tools if self._is_offered else ():
+                room -= _nbytes([offered.tool.name, offered.tool.description, offered.tool.schema])
+                if offered.tool.name in self._tools or room < 0:
                     left += 1
                     continue
-                self._tools[found.tool.name] = server, found.own_name
-                tools.append(found.tool)
+                self._tools[offered.tool.name] = server, offered.own_name
+                tools.append(offered.tool)
         if left:
             log.warning(
                 "%d MCP tools are left out: names are taken, or all tools have over %d bytes",

@@ -214,8 +214,8 @@ class CarriedText(Generation):
                 if not event.text and not event.tokens:
                     continue
             elif isinstance(event, Started):
-                told, self._is_told = self._is_told, True
-                if told:
+                was_told, self._is_told = self._is_told, True
+                if was_told:
                     continue
             fresh.append(event)
         return fresh

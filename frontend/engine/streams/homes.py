@@ -20,11 +20,13 @@ def beginning_of(call: GenerateCall) -> str:
     if call.messages is None:
         return repr((call.text or "")[:PROMPT_BEGINNING] or (call.ids or [])[:PROMPT_BEGINNING])
     first = next((at for at, each in enumerate(call.messages) if each.get("role") == "user"), 0)
-    told = call.messages[: first + 1]
-    parts = [part for each in told if isinstance(each.get("content"), list) for part in each["content"]]
+    messages = call.messages[: first + 1]
+    parts = [part for each in messages if isinstance(each.get("content"), list) for part in each["content"]]
     # PERF: sizes tell pictures apart well enough for a choice of workers.
     sizes = [len(image) for image in call.images[: sum(part["type"] == "image" for part in parts)]]
-    return repr([(each.get("role"), each.get("content")) for each in told]) + (repr(sizes) if sizes else "")
+    return repr([(each.get("role"), each.get("content")) for each in messages]) + (
+        repr(sizes) if sizes else ""
+    )
 
 
 def home(slots: Sequence[Place], model: str, sequence: int | str, caller: str = "") -> Place:

@@ -232,10 +232,10 @@ def _directory_of(text: str, roots: tuple[str, ...]) -> Path:
     for root in map(Path, roots):
         with contextlib.suppress(OSError, RuntimeError, ValueError):
             place = root.resolve(strict=True)
-            found = (place / text).resolve(strict=True)
-            inside = found != place and found.is_relative_to(place)
-            if inside and all(file.resolve().is_relative_to(place) for file in _files(found)):
-                return found
+            directory = (place / text).resolve(strict=True)
+            inside = directory != place and directory.is_relative_to(place)
+            if inside and all(file.resolve().is_relative_to(place) for file in _files(directory)):
+                return directory
     raise InvalidField("lora_path", f"{shown(text)!a} is no adapter below a directory of catalog.lora_dirs")
 
 

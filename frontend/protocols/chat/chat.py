@@ -226,7 +226,7 @@ class ChatResource(InferenceRoute):
         async with running(self.services, scope, entry, plan.call, plan.agent) as generation:
             yield b""
             async for events in generation:
-                made = chunks.frame(events) if plan.agent else b"".join(map(data, chunks.feed(events)))
-                if made:
-                    yield made
+                body = chunks.frame(events) if plan.agent else b"".join(map(data, chunks.feed(events)))
+                if body:
+                    yield body
         yield DONE

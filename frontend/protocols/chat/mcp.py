@@ -139,10 +139,10 @@ class McpResource:
             resp.status = HTTPStatus.ACCEPTED
             return
         try:
-            told: dict[str, Any] = {"result": await self._result(req, message)}
+            outcome: dict[str, Any] = {"result": await self._result(req, message)}
         except _Refusal as error:
-            told = {"error": error.error}
-        answer_json(resp, {"jsonrpc": "2.0", "id": message.id, **told})
+            outcome = {"error": error.error}
+        answer_json(resp, {"jsonrpc": "2.0", "id": message.id, **outcome})
 
     async def _result(self, req: Request, message: _Message) -> dict[str, Any]:
         """The result of a request. Raises `_Refusal`."""

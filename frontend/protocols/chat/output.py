@@ -325,21 +325,21 @@ class ChatChunks:
     def _chunk(
         self, choice: int, delta: dict[str, Any], reason: str | None, logprobs: Any = None
     ) -> dict[str, Any]:
-        told = {
+        shown = {
             "index": choice,
             "delta": {"role": "assistant", **delta},
             "finish_reason": reason,
             "logprobs": {"content": entries_of(logprobs)} if logprobs else None,
         }
-        return {**self._fields, "choices": [told], "usage": None}
+        return {**self._fields, "choices": [shown], "usage": None}
 
     def _finish(self, event: Finished) -> list[bytes]:
         """The chunk of a choice that ends; that of the last one waits for the usage."""
         calls = [call.called for call in self._calls.pop(event.choice, ())]
-        told = [] if self._streams_arguments else calls
-        entries = [{"index": call.index, **msgspec.to_builtins(call_of(call))} for call in told] or None
+        whole = [] if self._streams_arguments else calls
+        entries = [{"index": call.index, **msgspec.to_builtins(call_of(call))} for call in whole] or None
         delta = {"content": None if calls else "", "tool_calls": entries}
-        parts: list[Called | Finished] = [*told, event] if self._logprobs else []
+        parts: list[Called | Finished] = [*whole, event] if self._logprobs else []
         logprobs = [token for part in parts for token in part.logprobs or ()]
         chunk = self._chunk(event.choice, delta, finish_reason(event, bool(calls)), logprobs)
         self._open -= 1

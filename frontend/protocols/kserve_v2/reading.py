@@ -339,19 +339,19 @@ def _outputs(outputs: list[Output] | None) -> tuple[list[WantedOutput] | None, d
     """
     if outputs is None:
         return None, {}
-    wanted: dict[str, WantedOutput] = {}
+    by_name: dict[str, WantedOutput] = {}
     binary: dict[str, bool] = {}
     for given in outputs:
         where = f"output '{given.name[:200]}'"
-        if given.name in wanted:
+        if given.name in by_name:
             raise InvalidInput(f"{where} is given twice")
-        wanted[given.name] = output = WantedOutput(given.name)
+        by_name[given.name] = output = WantedOutput(given.name)
         if given.parameters is None:
             continue
         if given.parameters.binary_data is not None:
             binary[given.name] = given.parameters.binary_data
         _place(given.parameters, output, where)
-    return list(wanted.values()) or None, binary
+    return list(by_name.values()) or None, binary
 
 
 def _place(given: OutputParameters, output: WantedOutput, where: str) -> None:

@@ -198,14 +198,14 @@ class MessageEvents:
 
     def _step(self, event: ToolEvent) -> list[bytes]:
         """A named event, and the block of a search beside it."""
-        told = rendering.framed(event)
+        progress = rendering.framed(event)
         if isinstance(event, Calling) and _is_search(event):
             given = orjson.dumps(_input_of(event.arguments)).decode()
-            return [*self._block(_use_block(event), given), told]
+            return [*self._block(_use_block(event), given), progress]
         if isinstance(event, Completed) and _is_search(event):
             self._searches += 1
-            return [told, *self._block(_result_block(event))]
-        return [told]
+            return [progress, *self._block(_result_block(event))]
+        return [progress]
 
     def open(self, prompt_tokens: int | None = 0) -> bytes:
         """`message_start` with the tokens of the prompt, 0 while they are unknown. Empty if it is told, or for None."""

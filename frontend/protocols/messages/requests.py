@@ -163,11 +163,11 @@ def _is_hosted(tool: Mapping[str, Any], where: str, hosted: Hosted) -> bool:
         by_type = isinstance(kind, str) and kind.startswith(f"{known}_")
         if not by_type and name != known:
             continue
-        field, told = f"{where}.{'type' if by_type else 'name'}", f"{str(kind if by_type else name)[:64]!a}"
+        field, shown = f"{where}.{'type' if by_type else 'name'}", f"{str(kind if by_type else name)[:64]!a}"
         if known == "web_search":
-            hosted.use_search(tool, told, where, field)
+            hosted.use_search(tool, shown, where, field)
         if known != "web_search" or kind == _WITH_CODE:
-            hosted.use(CODE, told, field)
+            hosted.use(CODE, shown, field)
         return True
     return False
 

@@ -205,13 +205,13 @@ def closed(item: Item, event: Completed) -> tuple[Item, str]:
         return {**item, "outputs": logs, "status": status}, f"response.{CODE_CALL}.completed"
     is_well = event.status == "success"
     if item["type"] == SEARCH_CALL:
-        found = [{"type": "url", "url": each["url"]} for each in event.sources]
-        action = {**item["action"], "sources": found} if found else item["action"]
+        urls = [{"type": "url", "url": each["url"]} for each in event.sources]
+        action = {**item["action"], "sources": urls} if urls else item["action"]
         status = "completed" if is_well else "failed"
         return {**item, "action": action, "status": status}, f"response.{SEARCH_CALL}.completed"
     status, field = ("completed", "output") if is_well else ("failed", "error")
-    told = {field: _plain(event.data.get("content")), "status": status}
-    return {**item, **told}, f"response.{MCP_CALL}.{status}"
+    fields = {field: _plain(event.data.get("content")), "status": status}
+    return {**item, **fields}, f"response.{MCP_CALL}.{status}"
 
 
 def _plain(value: Any) -> str:

@@ -117,8 +117,8 @@ class Output:
         if isinstance(event, Calling):
             self._close(self._choice(0))
             self._choice(0).opened = True
-        if not is_shell and (told := rendering.told(event)):
-            self._tell(told[0], **told[1])
+        if not is_shell and (progress := rendering.told(event)):
+            self._tell(progress[0], **progress[1])
         if isinstance(event, Calling):
             self._begin_call(event, is_shell)
         elif isinstance(event, Completed):
@@ -155,8 +155,8 @@ class Output:
         item, name = items.closed(begun, event)
         self._items[at] = item
         self._tell(name, item_id=item["id"], output_index=at)
-        told = items.shown(item, tells_logs=self._tells_logs)
-        self._tell("response.output_item.done", output_index=at, item=told)
+        visible = items.shown(item, tells_logs=self._tells_logs)
+        self._tell("response.output_item.done", output_index=at, item=visible)
 
     def _add_whole(self, item: Item) -> None:
         """An item that is done as soon as the item is there."""

@@ -188,16 +188,16 @@ def kept_items(given: str | Sequence[Any], response: str) -> list[dict[str, Any]
     """Input items of the response with that id, each with a type and an id of its own. Raises `InvalidField`."""
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
-    kept: dict[str, dict[str, Any]] = {}
+    by_id: dict[str, dict[str, Any]] = {}
     for index, item in enumerate(given):
         kind = _kind_of(item, f"input[{index}]")
         if kind != REFERENCE:
             new_id, id_ = item_id(kind, response, f"in{index}"), item.get("id")
             # NOTE: pages are asked for by the id of an item, and would never end if two items had the same.
-            if not isinstance(id_, str) or not id_ or id_ in kept:
+            if not isinstance(id_, str) or not id_ or id_ in by_id:
                 id_ = new_id
-            kept[id_] = _kept(item, kind, id_)
-    return list(kept.values())
+            by_id[id_] = _kept(item, kind, id_)
+    return list(by_id.values())
 
 
 def _kind_of(item: Any, where: str) -> str:
@@ -216,11 +216,11 @@ def _kind_of(item: Any, where: str) -> str:
 
 
 def _kept(item: dict[str, Any], kind: str, id_: str) -> dict[str, Any]:
-    kept = {**item, "type": kind, "id": id_}
+    stored = {**item, "type": kind, "id": id_}
     if kind == "message" and isinstance(item.get("content"), str):
         part = "output_text" if item.get("role") == "assistant" else "input_text"
-        kept["content"] = [{"type": part, "text": item["content"]}]
-    return kept
+        stored["content"] = [{"type": part, "text": item["content"]}]
+    return stored
 
 
 class ReasoningOptions(msgspec.Struct):
@@ -406,8 +406,8 @@ def _effort(request: ResponseRequest) -> str | None:
 
 def _alternatives(request: ResponseRequest) -> int | None:
     """Alternatives of each token; their number alone asks for log probabilities, unless those are off."""
-    wanted = request.top_logprobs is not None if request.logprobs is None else request.logprobs
-    return alternatives_of(wanted, request.top_logprobs)
+    has_log_probabilities = request.top_logprobs is not None if request.logprobs is None else request.logprobs
+    return alternatives_of(has_log_probabilities, request.top_logprobs)
 
 
 def _grammar(request: ResponseRequest) -> Any:

@@ -271,10 +271,10 @@ class ResponseStore:
 
     async def _read(self, how: How[T], row_of: Callable[[T], Stored]) -> T:
         """What `how` reads, read again if nobody goes on with the response of its row any more."""
-        found = await _reached(self._rows.read(how))
-        row = row_of(found)
+        stored = await _reached(self._rows.read(how))
+        row = row_of(stored)
         if row.is_finished or not await self._settle_lost(row):
-            return found
+            return stored
         return await _reached(self._rows.read(how))
 
     async def _settle_lost(self, row: Stored) -> bool:

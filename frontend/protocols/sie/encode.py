@@ -22,16 +22,16 @@ from frontend.engine.answer import Answer
 from frontend.engine.planning import check_dimensions, check_options
 from frontend.http.rendering import off_loop_if
 from frontend.protocols.sie import chunking, items, render
-from frontend.protocols.sie.convert import (
+from frontend.protocols.sie.flow import Form, InferenceResource, Plan, Timing, faults_of, timing_of
+from frontend.protocols.sie.inputs import check_inputs, images_of, inputs_of, names_of
+from frontend.protocols.sie.outputs import INLINE_NBYTES, dense_of, outputs_of
+from frontend.protocols.sie.plans import (
     EncodePlan,
     TokenUsage,
     check_used,
     plan_encode,
     usage_of,
 )
-from frontend.protocols.sie.flow import Form, InferenceResource, Plan, Timing, faults_of, timing_of
-from frontend.protocols.sie.inputs import check_inputs, images_of, inputs_of, names_of
-from frontend.protocols.sie.outputs import INLINE_NBYTES, dense_of, outputs_of
 from frontend.protocols.sie.render import EncodedItems, json_array, json_parts, msgpack_parts
 from frontend.protocols.sie.schemas import ENCODINGS, Body, EmbeddingsRequest, EncodeParams, EncodeRequest
 from frontend.scope import RequestScope

@@ -137,10 +137,10 @@ def _msgpack(
     fields = _EMPTY[0] & 0x0F
     head = (map_header(2 + len(beside)), packed("model"), packed(model), packed("items"))
     parts: list[bytes | memoryview] = [*head, array_header(len(request.items))]
-    for name, found, error in _findings(request, reply, findings):
+    for name, written, error in _findings(request, reply, findings):
         failed = b"" if error is None else packed("error") + packed(error)
         parts.append(map_header(fields + 1 + (error is not None)) + packed("id") + packed(name) + failed)
-        parts.append(found[1:])
+        parts.append(written[1:])
     parts += [packed(part) for pair in beside.items() for part in pair]
     return [b"".join(parts)]
 

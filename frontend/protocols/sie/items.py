@@ -149,9 +149,9 @@ def _left_out(
     for where, item in items.items():
         for part in _dropped(item, entry, uses):
             places.setdefault(part, []).append(where)
-    for (name, why), found in places.items():
-        more = f" and {len(found) - 1} other items" if len(found) > 1 else ""
-        yield f"{found[0]}.{name}{more}: left out, {why}"
+    for (name, why), paths in places.items():
+        more = f" and {len(paths) - 1} other items" if len(paths) > 1 else ""
+        yield f"{paths[0]}.{name}{more}: left out, {why}"
 
 
 def _dropped(item: Item, entry: ModelEntry, uses: Collection[str]) -> Iterator[tuple[str, str]]:

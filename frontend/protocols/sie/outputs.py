@@ -24,7 +24,7 @@ from msgspec import UNSET, Meta, UnsetType
 from frontend.engine.answer import Answer, Quantized, quantize, shorten, to_half
 from frontend.http.rendering import Steps, at_once, in_steps, off_loop
 from frontend.protocols.sie import muvera
-from frontend.protocols.sie.convert import EncodePlan
+from frontend.protocols.sie.plans import EncodePlan
 from frontend.sending import Buffer
 
 Dtype = Literal["float32", "float16", "int8", "uint8", "binary"]

@@ -20,10 +20,10 @@ from frontend.engine.answer import Answer
 from frontend.engine.planning import check_options
 from frontend.http.fields import check_count, check_shared, check_texts
 from frontend.http.rendering import off_loop_if
-from frontend.protocols.sie.convert import TokenUsage, check_used, usage_of
 from frontend.protocols.sie.flow import EncodeUsage, Form, InferenceResource, Plan
 from frontend.protocols.sie.inputs import MediaInput, Seen, images_of, seen, seen_input
 from frontend.protocols.sie.items import check_items, images_in, input_of, inputs_of
+from frontend.protocols.sie.plans import TokenUsage, check_used, usage_of
 from frontend.protocols.sie.render import listed_parts
 from frontend.protocols.sie.schemas import Body, RerankRequest, ScoreRequest
 from frontend.scope import RequestScope

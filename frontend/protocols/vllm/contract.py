@@ -23,8 +23,8 @@ from frontend.generation.conversation import (
 from frontend.generation.fields import template_variables
 from frontend.generation.pictures import refuse_pictures
 from frontend.protocols.foreign.scoring import activation_option, function_option
-from frontend.protocols.sie.convert import check_used
 from frontend.protocols.sie.inputs import Inputs, TokenId
+from frontend.protocols.sie.plans import check_used
 from frontend.protocols.sie.schemas import FlatBody
 from ipc.catalog.entries import ModelEntry
 from ipc.errors import InvalidInput

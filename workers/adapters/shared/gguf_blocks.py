@@ -71,8 +71,8 @@ def checked(numbers: torch.Tensor, stored: StoredTensor) -> torch.Tensor:
     # PERF: the least and the most, as they need no memory.
     if numbers.numel() and not all(math.isfinite(float(end)) for end in torch.aminmax(numbers)):
         wrong, whole = int((~numbers.isfinite()).sum()), numbers.numel()
-        told = f"{stored.name} has {wrong} of {whole} numbers that are not finite"
-        raise GgufRefused(f"{stored.file.name}: {told}")
+        reason = f"{stored.name} has {wrong} of {whole} numbers that are not finite"
+        raise GgufRefused(f"{stored.file.name}: {reason}")
     return numbers
 
 
@@ -109,8 +109,8 @@ class Ahead:
         """A tensor as numbers, for the only time; made here unless the thread has begun. Raises as `read_tensor`."""
         with self._lock:
             self._left.pop(stored, None)
-            made = self._made.pop(stored, None)
-        return read_tensor(stored, torch.float32) if made is None else made.result()
+            future = self._made.pop(stored, None)
+        return read_tensor(stored, torch.float32) if future is None else future.result()
 
     def close(self) -> None:
         """Forget what nobody has taken, and wait for the thread, which makes one tensor more at most."""
@@ -121,12 +121,12 @@ class Ahead:
 
     def _make_all(self) -> None:
         while (begun := self._begin()) is not None:
-            stored, made = begun
+            stored, future = begun
             try:
-                made.set_result(read_tensor(stored, torch.float32))
+                future.set_result(read_tensor(stored, torch.float32))
             except BaseException as error:
                 # NOTE: whoever takes the tensor would wait without end for a thread that has gone.
-                made.set_exception(error)
+                future.set_exception(error)
 
     def _begin(self) -> tuple[StoredTensor, Future[torch.Tensor]] | None:
         with self._lock:
@@ -134,8 +134,8 @@ class Ahead:
             if stored is None:
                 return None
             del self._left[stored]
-            made = self._made[stored] = Future()
-        return stored, made
+            future = self._made[stored] = Future()
+        return stored, future
 
 
 def read_blocks(

@@ -169,8 +169,8 @@ def _head_weights(directory: Path) -> dict[str, torch.Tensor]:
     if weights.is_file():
         return load_file(weights)
     if pickled.is_file() and is_plain(pickled):
-        found: dict[str, torch.Tensor] = torch.load(pickled, map_location="cpu", weights_only=True)
-        return found
+        tensors: dict[str, torch.Tensor] = torch.load(pickled, map_location="cpu", weights_only=True)
+        return tensors
     raise FileNotFoundError(f"module {directory.name} has no model.safetensors")
 
 

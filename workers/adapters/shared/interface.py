@@ -114,17 +114,17 @@ def _inferred(
 
 def _match(kind: str, names: Sequence[str], tensors: Sequence[ProgramTensor]) -> tuple[str, ...]:
     """The configured name of each of the program's tensors."""
-    found: dict[int, str] = {}
+    by_place: dict[int, str] = {}
     for name in names:
         at = _place(kind, name, names, tensors)
-        if at in found:
-            both, one = _shown([found[at], name]), _shown([tensors[at].name])
+        if at in by_place:
+            both, one = _shown([by_place[at], name]), _shown([tensors[at].name])
             raise ModelRefused(f"{kind}s {both} are both the program's {one}")
-        found[at] = name
+        by_place[at] = name
     for at, tensor in enumerate(tensors):
-        if kind == "input" and not tensor.optional and at not in found:
+        if kind == "input" and not tensor.optional and at not in by_place:
             raise ModelRefused(f"{kind} {_shown([tensor.name])} of the program is not configured")
-    return tuple(found.get(at, "") for at in range(len(tensors)))
+    return tuple(by_place.get(at, "") for at in range(len(tensors)))
 
 
 def _place(kind: str, name: str, names: Sequence[str], tensors: Sequence[ProgramTensor]) -> int:

@@ -129,10 +129,10 @@ def _rounded(found: QuantizedWeight, stored: QuantizedWeight) -> str:
 @torch.inference_mode()
 def _difference(layer: QuantizedLinear, states: Tensor, wanted: Tensor) -> str:
     """What is wrong with a layer; empty where its results are those of the numbers, of each row in any company."""
-    found = layer(states)
+    result = layer(states)
     limit = TOLERANCE[torch.bfloat16 if isinstance(layer, Int4Linear) else layer.dtype]
-    if why := _apart(found, wanted, limit):
+    if why := _apart(result, wanted, limit):
         return why
-    if layer.device.type == "cpu" and not torch.equal(layer(states[-1:]), found[-1:]):
+    if layer.device.type == "cpu" and not torch.equal(layer(states[-1:]), result[-1:]):
         return "the result of a row depends on the rows beside it"
     return ""

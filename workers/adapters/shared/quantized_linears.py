@@ -170,20 +170,20 @@ def quantize_runs(runs: Iterable[Tensor], shape: tuple[int, int], kind: str) -> 
     for run in runs:
         # PERF: a tile at a time, each into its place, as the steps of the whole would take several times its memory.
         for part in run.split(_tile(inner)):
-            made = _quantized(part.float(), kind)
+            rows = _quantized(part.float(), kind)
             if whole is None:
                 whole = QuantizedWeight(
                     kind,
-                    made.values.new_empty(outer, inner),
-                    made.scales.new_empty(outer, made.scales.shape[1]),
-                    made.group,
-                    None if made.zeros is None else made.zeros.new_empty(outer, made.zeros.shape[1]),
+                    rows.values.new_empty(outer, inner),
+                    rows.scales.new_empty(outer, rows.scales.shape[1]),
+                    rows.group,
+                    None if rows.zeros is None else rows.zeros.new_empty(outer, rows.zeros.shape[1]),
                 )
             place = slice(first, first + len(part))
             first = place.stop
-            whole.values[place], whole.scales[place] = made.values, made.scales
-            if whole.zeros is not None and made.zeros is not None:
-                whole.zeros[place] = made.zeros
+            whole.values[place], whole.scales[place] = rows.values, rows.scales
+            if whole.zeros is not None and rows.zeros is not None:
+                whole.zeros[place] = rows.zeros
     if whole is None or first != outer:
         raise ValueError(f"a weight of {outer} outputs has rows for {first}")
     return whole

@@ -87,10 +87,10 @@ class Rectangle(NamedTuple):
         """Each sequence as a rectangle of its own, without padding."""
         start = self.place.start
         for row, length in enumerate(self.mask.sum(dim=1).tolist()):
-            kept = (slice(row, row + 1), slice(0, length))
-            types = None if self.types is None else self.types[kept]
+            cut = (slice(row, row + 1), slice(0, length))
+            types = None if self.types is None else self.types[cut]
             place = slice(start, start + length)
-            yield Rectangle(place, self.first + row, self.ids[kept], self.mask[kept], types)
+            yield Rectangle(place, self.first + row, self.ids[cut], self.mask[cut], types)
             start += length
 
 

@@ -90,9 +90,9 @@ def read_xml(body: str, schemas: Schemas) -> list[Call] | None:
     whole = _XML_JSON.fullmatch(body)
     if whole is not None:
         return _all([_written(whole[1].strip(), whole[2])])
-    found = _XML_FUNCTION.findall(body)
+    functions = _XML_FUNCTION.findall(body)
     calls: list[Call | None] = []
-    for name, inner in found:
+    for name, inner in functions:
         properties = schemas.get(name.strip(), {}).get("properties")
         types = properties if isinstance(properties, Mapping) else {}
         values = {

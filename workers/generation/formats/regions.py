@@ -150,7 +150,7 @@ class Listed:
         """
         if value is not None and value.is_list:
             return self._items(text, value)
-        calls, told = self._calls, list[Segment]()
+        calls, segments = self._calls, list[Segment]()
         while self.broken_at is None and (often or calls.is_open or not calls.count):
             if not calls.is_open:
                 heads = [head for head in self._heads if head.in_xml is (value is None)]
@@ -158,43 +158,43 @@ class Listed:
                 begun = calls.begin(text, place, heads)
                 if not begun:
                     break
-                told += begun
-            told += calls.go_on(text)
+                segments += begun
+            segments += calls.go_on(text)
             if calls.is_open:
                 break
-        return told
+        return segments
 
     def _items(self, text: str, value: JsonEnd) -> list[Segment]:
-        told: list[Segment] = []
+        segments: list[Segment] = []
         for begin, end in value.items[self._seen :]:
             if self._is_broken or self.broken_at is not None:
-                return told
-            told += self._item(text, begin, end)
+                return segments
+            segments += self._item(text, begin, end)
         if value.depth > 1 and not (value.is_over or self._is_broken or self.broken_at is not None):
-            told += self._grown(text, value.item)
-        return told
+            segments += self._grown(text, value.item)
+        return segments
 
     def _grown(self, text: str, begin: int) -> list[Segment]:
         """More of the item that begins at a position."""
         calls = self._calls
-        told = [] if calls.is_open or calls.at > begin else calls.begin(text, begin, (ITEM,))
-        return told + calls.go_on(text)
+        segments = [] if calls.is_open or calls.at > begin else calls.begin(text, begin, (ITEM,))
+        return segments + calls.go_on(text)
 
     def _item(self, text: str, begin: int, end: int) -> list[Segment]:
         """An item that is complete."""
-        told, calls = self._grown(text, begin), self._calls
+        segments, calls = self._grown(text, begin), self._calls
         if self.broken_at is not None:
-            return told
+            return segments
         self._seen += 1
         if calls.at <= begin:
             whole = read_json(text[begin:end], self._schemas)
             if not whole or len(whole) > 1 or (self._is_bare and whole[0].name not in self._schemas):
                 self._is_broken = True
-                return told
-            told += whole[0].segments()
+                return segments
+            segments += whole[0].segments()
             calls.count += 1
         calls.at = end
-        return told
+        return segments
 
     def cut(self, text: str, begin: int, value: JsonEnd | None) -> list[Segment]:
         """The call at the end of a text that was cut off: the one that goes on, or one whose name is known."""
@@ -215,16 +215,16 @@ class Listed:
         does the beginning of one of the marks `closed`.
         """
         calls = self._calls
-        told = calls.close(len(text), cut=False)
+        segments = calls.close(len(text), cut=False)
         if calls.count and not self._is_broken and not (self._heads and self._heads[0].in_xml):
             rest = text[calls.at :].lstrip(_TAIL)
-            return told, "" if is_over or any(mark.startswith(rest) for mark in closed) else rest
+            return segments, "" if is_over or any(mark.startswith(rest) for mark in closed) else rest
         whole = read(body, self._schemas)
         if whole and self._is_bare and any(call.name not in self._schemas for call in whole):
             whole = None
         if whole is None:
-            return told, text[calls.at :].lstrip(_BETWEEN) if calls.at else text
-        return told + [part for call in whole[calls.count :] for part in call.segments()], ""
+            return segments, text[calls.at :].lstrip(_BETWEEN) if calls.at else text
+        return segments + [part for call in whole[calls.count :] for part in call.segments()], ""
 
 
 class Delimited:
@@ -300,12 +300,12 @@ class Delimited:
             return self._list.left(text, text[begin : self._body_end], self._read, is_over=True)
         if self._strings is not None:
             self._strings.pass_over(text, len(text))
-        told = self.told(text)
+        segments = self.told(text)
         if self.broken_at is not None or not cut:
             parts, left = self._list.left(text, text[begin:], self._read, is_over=False, closed=self.closed)
-            return told + parts, left
+            return segments + parts, left
         if self._list.is_open:
-            return told + self._list.cut(text, begin, self._strings), ""
+            return segments + self._list.cut(text, begin, self._strings), ""
         body = text[begin:]
         whole = self._whole(body)
         # NOTE: calls in JSON are told one by one, so that only other notations have calls in front of the last one.
@@ -315,11 +315,11 @@ class Delimited:
         )
         parts = self._list.cut(text, begin + len(whole) if has_others else begin, self._strings)
         if parts:
-            return told + before + parts, ""
+            return segments + before + parts, ""
         if has_others and whole:
-            return told + before, left or text[begin + len(whole) :]
+            return segments + before, left or text[begin + len(whole) :]
         parts, left = self._list.left(text, body, self._read, is_over=False, closed=self.closed)
-        return told + parts, left
+        return segments + parts, left
 
 
 class JsonValue:

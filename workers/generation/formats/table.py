@@ -284,9 +284,9 @@ def detect(
         own = getattr(tokenizer, "response_template", None)
         if own is None:
             raise ValueError("tool_format 'template' needs a tokenizer with a response template")
-        found = Format(name, None, tuple(_special(tokenizer)), templated_wrapper(own), own)
-        marks = (*found.marks, *found.openings, *(found.reasoning or ()))
-        return _with_tokens(found._replace(marks=marks), tokenizer)
+        form = Format(name, None, tuple(_special(tokenizer)), templated_wrapper(own), own)
+        marks = (*form.marks, *form.openings, *(form.reasoning or ()))
+        return _with_tokens(form._replace(marks=marks), tokenizer)
     wrapper = wrapper_of(name, template)
     if name == "harmony":
         return _with_tokens(Format(name, None, harmony.MARKS, wrapper), tokenizer)

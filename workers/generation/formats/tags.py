@@ -92,8 +92,8 @@ _VARIANTS = {
 
 def wrapper_of(name: str, template: str) -> Wrapper | None:
     """The wrapper of a format by name and by the text of the chat template; None where the format has no calls."""
-    told, variant = _VARIANTS.get(name, ("", None))
-    return variant if variant is not None and told in template else _WRAPPERS.get(name)
+    words, variant = _VARIANTS.get(name, ("", None))
+    return variant if variant is not None and words in template else _WRAPPERS.get(name)
 
 
 def templated_wrapper(template: Any) -> Wrapper | None:

@@ -165,12 +165,12 @@ class CompactObject:
         if not _NUMBER.fullmatch(run[0]):
             return self._break()
         try:
-            told = compact(value := json.loads(run[0]))
+            digits = compact(value := json.loads(run[0]))
             float(value)
         except (ValueError, OverflowError):
             return self._break()
         self.at, self._next = run.end(), _BEHIND
-        return told
+        return digits
 
     def _open_string(self, *, is_key: bool) -> str:
         self.at += 1
@@ -351,18 +351,18 @@ class Calls:
     def begin(self, text: str, begin: int, heads: Sequence[Head]) -> list[Segment]:
         """The beginning of the call whose text begins at a position, if the call is certain already."""
         for head in heads:
-            found = head.certain.match(text, begin, begin + MOST_HEAD)
-            if found is not None and (name := found["name"].strip()) in self._schemas:
-                self._writer = head.writer(found.end(), self._schemas[name])
+            match = head.certain.match(text, begin, begin + MOST_HEAD)
+            if match is not None and (name := match["name"].strip()) in self._schemas:
+                self._writer = head.writer(match.end(), self._schemas[name])
                 return [self._begun(name)]
         return []
 
     def begin_named(self, text: str, name: str) -> list[Segment]:
         """The beginning of a call whose name stands elsewhere, if the text begins with its arguments."""
-        found = OBJECT.match(text) if name in self._schemas else None
-        if found is None:
+        match = OBJECT.match(text) if name in self._schemas else None
+        if match is None:
             return []
-        self._writer = CompactObject(found.end())
+        self._writer = CompactObject(match.end())
         return [self._begun(name)]
 
     def cut_named(self, name: str) -> list[Segment]:
@@ -393,10 +393,10 @@ class Calls:
     def cut(self, text: str, begin: int, heads: Sequence[Head]) -> list[Segment]:
         """The call whose text begins at a position and was cut off before it was certain, if its name is known."""
         for head in heads:
-            found = head.cut.match(text, begin, begin + MOST_HEAD if head is not ITEM else len(text))
-            if found is None or (name := found["name"].strip()) not in self._schemas:
+            match = head.cut.match(text, begin, begin + MOST_HEAD if head is not ITEM else len(text))
+            if match is None or (name := match["name"].strip()) not in self._schemas:
                 continue
-            if head is not ITEM or _may_be_arguments(found["key"], found["behind"]):
+            if head is not ITEM or _may_be_arguments(match["key"], match["behind"]):
                 return [self._begun(name), self._ended(len(text), CALL_CUT)]
         return []
 

@@ -51,10 +51,10 @@ def load(
     name = image_settings.check(directory)
     with image_settings.trying(name):
         images = family.load_images(directory, trust_remote_code=trust_remote_code, **(pixels or {}))
-        made = family(config, tokenizer, images)
-        made.file = name
-        made.try_out()
-    return made
+        images_of = family(config, tokenizer, images)
+        images_of.file = name
+        images_of.try_out()
+    return images_of
 
 
 def pixels_of(config: Any, options: Mapping[str, Any]) -> dict[str, int]:
@@ -81,5 +81,5 @@ def stored_template(directory: Path) -> str:
     older = directory / "chat_template.json"
     if (directory / "chat_template.jinja").exists() or not older.exists():
         return ""
-    found = json.loads(older.read_text(encoding="utf-8")).get("chat_template")
-    return found if isinstance(found, str) else ""
+    template = json.loads(older.read_text(encoding="utf-8")).get("chat_template")
+    return template if isinstance(template, str) else ""

@@ -142,8 +142,8 @@ class Family(ABC):
 
     def inputs(self, image: Any, alone: bool) -> dict[str, torch.Tensor]:
         """The tensors of a PIL image in RGB. Raises what the image processor raises."""
-        found = self.images(images=[image], return_tensors="pt")
-        return {name: found[name] for name in self.names}
+        processed = self.images(images=[image], return_tensors="pt")
+        return {name: processed[name] for name in self.names}
 
     @torch.inference_mode()
     def encode(self, model: Any, pictures: Sequence[Picture]) -> list[Features]:
@@ -183,9 +183,9 @@ class Family(ABC):
     def _image_id(self) -> int:
         """The id of the placeholders; the name of its field differs between families and releases."""
         for name in ("image_token_id", "image_token_index"):
-            found = getattr(self.config, name, None)
-            if found is not None:
-                return int(found)
+            number = getattr(self.config, name, None)
+            if number is not None:
+                return int(number)
         raise NotServed("the configuration of the model names no token for pictures (image_token_id)")
 
 

@@ -88,10 +88,10 @@ class _Tokenizer:
         call.text = text if isinstance(text, str) else text[0]
         call.around = bool(options.get("add_special_tokens", True))
         ids = [0] if call.ids is None else call.ids
-        found = {"input_ids": [ids], "attention_mask": [[1] * len(ids)]}
+        encoded = {"input_ids": [ids], "attention_mask": [[1] * len(ids)]}
         if options.get("return_token_type_ids"):
-            found["token_type_ids"] = [[0] * len(ids)]
-        return BatchEncoding(found, tensor_type=options.get("return_tensors"))
+            encoded["token_type_ids"] = [[0] * len(ids)]
+        return BatchEncoding(encoded, tensor_type=options.get("return_tensors"))
 
 
 class Foreign:
@@ -129,8 +129,8 @@ class Foreign:
 
     def arguments(self, text: str, ids: list[int], images: Sequence[Any]) -> dict[str, torch.Tensor]:
         """The arguments of `generate()` for PIL images in RGB in a text with these ids, without the ids."""
-        found = self._run(_Call(ids), _hide(text, []), images)
-        return {name: torch.as_tensor(value) for name, value in found.items() if name not in _TEXT_KEYS}
+        processed = self._run(_Call(ids), _hide(text, []), images)
+        return {name: torch.as_tensor(value) for name, value in processed.items() if name not in _TEXT_KEYS}
 
     def _run(self, call: _Call, text: str, images: Sequence[Any]) -> BatchFeature:
         begin = self.tokenizer.bos_token

@@ -185,13 +185,13 @@ class LlavaOnevision(Family):
     @torch.inference_mode()
     def encode(self, model: Any, pictures: Sequence[Picture]) -> list[Features]:
         """The features of each picture, those of prompts with one picture and the others in a call each."""
-        found: dict[int, Features] = {}
+        by_place: dict[int, Features] = {}
         for alone in (True, False):
             places = [at for at, picture in enumerate(pictures) if picture.alone is alone]
             if places:
                 features = super().encode(model, [pictures[at] for at in places])
-                found.update(zip(places, features, strict=True))
-        return [found[at] for at in range(len(pictures))]
+                by_place.update(zip(places, features, strict=True))
+        return [by_place[at] for at in range(len(pictures))]
 
     def joined(self, model: Any, pictures: Sequence[Picture]) -> dict[str, torch.Tensor]:
         """The tiles of each picture, padded with zeros, their sizes, and how many pictures each prompt has.
@@ -270,11 +270,11 @@ class Llama4Images:
         ground.paste(image.resize((width, height), self._settings["resample"]), (0, 0))
         rows, columns = tall // self.side, wide // self.side
         cut = self._values(ground).view(3, rows, self.side, columns, self.side)
-        found = cut.permute(1, 3, 0, 2, 4).reshape(rows * columns, 3, self.side, self.side)
-        if len(found) == 1:
-            return found
+        tiles = cut.permute(1, 3, 0, 2, 4).reshape(rows * columns, 3, self.side, self.side)
+        if len(tiles) == 1:
+            return tiles
         whole = self._values(image.resize((self.side, self.side), self._settings["resample"]))
-        return torch.cat([found, whole[None]])
+        return torch.cat([tiles, whole[None]])
 
     def _scaled(self, height: int, width: int, tall: int, wide: int) -> tuple[int, int]:
         """The size of the picture on its canvas. Small pictures are enlarged to one tile at most."""

@@ -59,11 +59,11 @@ class Qwen(Family):
 
     def joined(self, model: Any, pictures: Sequence[Picture]) -> dict[str, torch.Tensor]:
         """The inputs of all pictures as the processor gives them, each patch repeated for the frames of a video."""
-        found = super().joined(model, pictures)
+        inputs = super().joined(model, pictures)
         if self._numbers is None:
-            return found
-        numbers = _looked_up(found["pixel_values"], self._numbers.to(model.device, model.dtype))
-        return found | {"pixel_values": self._repeated(numbers)}
+            return inputs
+        numbers = _looked_up(inputs["pixel_values"], self._numbers.to(model.device, model.dtype))
+        return inputs | {"pixel_values": self._repeated(numbers)}
 
     def _resized(self, height: int, width: int) -> tuple[int, int]:
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
