@@ -217,7 +217,7 @@ def gateway_beside(place: Path, server: Server, key: Mapping[str, str] | None = 
     Its only box is a bridge beside the workers of that server, which does not have the models that the command of the
     server alone names. `key` are the headers of a client that may list models.
     """
-    named = {each.rpartition("=")[2] for each in server.named}
+    named = {each.rpartition("=")[2] for each in server.named if "=" in each}
     place.mkdir(parents=True, exist_ok=True)
     settings = {
         name.removeprefix("PENSTOCK_").replace("__", ".").lower(): value
