@@ -119,6 +119,19 @@ def minilm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="session")
+def near_families(tmp_path_factory: pytest.TempPathFactory, families: Families) -> Iterator[Families]:
+    """A gateway beside the workers of `families`."""
+    with gateway_beside(tmp_path_factory.mktemp("near-families"), families.server) as server:
+        yield Families(server, families.place)
+
+
+@pytest.fixture(params=WAYS)
+def either_families(request: pytest.FixtureRequest, families: Families) -> Families:
+    """`families`, or the gateway beside its workers."""
+    return families if request.param == "workers" else request.getfixturevalue("near_families")
+
+
+@pytest.fixture(scope="session")
 def families(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Families]:
     """A server with one tiny model or more of every family, and where they lie; one is served by its path alone."""
     place = tmp_path_factory.mktemp("families")
@@ -153,9 +166,9 @@ def tiny_extractors(families: Families) -> Path:
 
 
 @pytest.fixture
-def extracting(families: Families) -> Server:
-    """The server of all families."""
-    return families.server
+def extracting(either_families: Families) -> Server:
+    """The server of all families, and a gateway whose only box is the server."""
+    return either_families.server
 
 
 @pytest.fixture(scope="session")

@@ -24,9 +24,9 @@ TEXTS = [*sentences()[:3], "", "Grüße 👋"]
 
 
 @pytest.fixture
-def server(families: Families) -> Server:
+def server(either_families: Families) -> Server:
     """The server of all families, whose settings name the models of requests without a model."""
-    return families.server
+    return either_families.server
 
 
 def asked(server: Server, path: str, body: dict[str, Any], status: int = 200) -> Any:

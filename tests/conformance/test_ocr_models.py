@@ -37,9 +37,9 @@ PICTURES = [picture(1), picture(2, 200, 40), picture(3), picture(4, 60, 120)]
 
 
 @pytest.fixture
-def server(families: Families) -> Server:
-    """The server of all families."""
-    return families.server
+def server(either_families: Families) -> Server:
+    """The server of all families, and a gateway whose only box is the server."""
+    return either_families.server
 
 
 @pytest.fixture

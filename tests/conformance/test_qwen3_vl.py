@@ -108,9 +108,9 @@ def reference(families: Families) -> Reference:
 
 
 @pytest.fixture
-def server(families: Families) -> Server:
-    """The server of all families."""
-    return families.server
+def server(either_families: Families) -> Server:
+    """The server of all families, and a gateway whose only box is the server."""
+    return either_families.server
 
 
 def encode(server: Server, contents: Sequence[Content], form: Form = MSGPACK, **params: Any) -> Any:

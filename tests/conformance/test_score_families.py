@@ -37,9 +37,9 @@ class Served(NamedTuple):
 
 
 @pytest.fixture
-def served(families: Families) -> Served:
+def served(either_families: Families) -> Served:
     """The rerankers behind the server of all families."""
-    return Served(families.server, families.place / "rerankers")
+    return Served(either_families.server, either_families.place / "rerankers")
 
 
 def score(server: Server, model: str, query: str, documents: Sequence[str], **fields: Any) -> np.ndarray:

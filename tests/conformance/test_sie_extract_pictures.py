@@ -32,9 +32,9 @@ def place(families: Families) -> Path:
 
 
 @pytest.fixture
-def server(families: Families) -> Server:
-    """The server of all families."""
-    return families.server
+def server(either_families: Families) -> Server:
+    """The server of all families, and a gateway whose only box is the server."""
+    return either_families.server
 
 
 def ask(server: Server, model: str, images: Sequence[bytes], form: Form = MSGPACK, **params: Any) -> Answer:

@@ -32,9 +32,9 @@ def place(families: Families) -> Path:
 
 
 @pytest.fixture
-def server(families: Families) -> Server:
+def server(either_families: Families) -> Server:
     """CLIP, the same for images only, and a model that takes texts only."""
-    return families.server
+    return either_families.server
 
 
 @pytest.fixture
