@@ -389,7 +389,7 @@ class Intake:
             elif self._is_silent(gateway):
                 orphans = list(gateway.items)
                 # Whoever waited at this gateway has no answer, and may ask for the same elsewhere.
-                self._sequences.lost(orphans)
+                self._sequences.lost(self._sequences.of(router))
                 if orphans:
                     log.warning("gateway %s is silent: gave up %d items of it", router, len(orphans))
                 for name in orphans:
@@ -405,6 +405,8 @@ class Intake:
                     self._claim(stream.router, stream.name, "")
         before_ns = now_ns - int(self._cluster.keep_results_s * 1e9)
         while self._kept and next(iter(self._kept.values())).ended_ns < before_ns:
-            self._forget(next(iter(self._kept)))
+            name = next(iter(self._kept))
+            self._sequences.overdue(name)
+            self._forget(name)
         while self._dropped and next(iter(self._dropped.values())) < now_ns - DROPPED_S * 1e9:
             self._dropped.popitem(last=False)

@@ -89,15 +89,19 @@ class Parts(Relays[PartRelay, SentPart]):
         relay = self._streams[name] = PartRelay(name, router, work.parts, self._note)
         async with self._engine.stream(scope, work, payload) as parts:
             async for part in parts:
-                with part:
-                    body, whole = await self._copied(part)
-                if whole is not None:
-                    offer = await self._transfers.offer([whole], router)
-                    body = msgspec.structs.replace(body, large=offer)
-                relay.tell(body)
+                relay.tell(await self._body(part, router))
                 await relay.room()
             assert parts.result is not None
             return parts.result
+
+    async def _body(self, part: Answer, router: str) -> PartBody:
+        """A part as a message has it; bytes that are too large for one are offered to a gateway."""
+        # NOTE: nothing of the bytes may stay in `run`, which waits there for the room of the next part.
+        with part:
+            body, whole = await self._copied(part)
+        if whole is None:
+            return body
+        return msgspec.structs.replace(body, large=await self._transfers.offer([whole], router))
 
     async def _copied(self, part: Answer) -> tuple[PartBody, memoryview | None]:
         """A part as a message has it, and the bytes that are too large for one."""

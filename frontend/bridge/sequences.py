@@ -107,6 +107,17 @@ class BegunSequences:
             self._spent.pop(name, None)
         self._moved.set()
 
+    def overdue(self, name: str) -> None:
+        """The gateway of an item has not asked again while it could: no other gateway waits for its word any longer."""
+        key, _ = self._spent.get(name, (None, 0))
+        if key is not None and (used := self._used.get(key)) is not None and used.item == name:
+            self._used[key] = used._replace(item="")
+            self._moved.set()
+
+    def of(self, router: str) -> list[str]:
+        """The items of a gateway that it has not confirmed."""
+        return [name for name in self._spent if name.startswith(f"{router}.")]
+
     def lost(self, names: Iterable[str]) -> None:
         """Clients were told that these items are lost: what has run of them ends its sequence."""
         for name in names:

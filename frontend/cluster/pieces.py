@@ -77,7 +77,7 @@ async def together(
 
     async def one(piece: Work) -> Answer:
         async with turns:
-            return await run(piece)
+            return await off_loop_if(is_long(piece), apart, await run(piece))
 
     tasks = [asyncio.ensure_future(one(piece)) for piece in pieces]
     try:
@@ -89,6 +89,16 @@ async def together(
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
     return None if any(answer.errors for answer in answers) else answers
+
+
+def apart(answer: Answer) -> Answer:
+    """The same answer in arrays of its own: a piece that waits for others may not hold what those wait for.
+
+    Large answers lie in memory of a bounded size (`frontend.cluster.transfers.Room`).
+    """
+    copies = {name: values.copy() for name, values in answer.tensors().items()}
+    result, _, _ = answer.parts()
+    return Answer.of(result, copies, worker=answer.worker, uuid=answer.uuid)
 
 
 def joined(answers: Sequence[Answer]) -> Answer | None:

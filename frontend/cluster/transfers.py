@@ -76,13 +76,19 @@ class Room:
         try:
             await granted
         except asyncio.CancelledError:
+            # NOTE: `_grant` may have passed over this one already, between the cancellation and now.
             if granted.cancelled():
-                self._waiting.remove((nbytes, granted))
+                with suppress(ValueError):
+                    self._waiting.remove((nbytes, granted))
                 self._grant()
             else:
                 self._give(nbytes)
             raise
-        found = _Buffer(nbytes)
+        try:
+            found = _Buffer(nbytes)
+        except MemoryError:
+            self._give(nbytes)
+            raise
         weakref.finalize(found, self._ended, loop, nbytes)
         return memoryview(found)
 
@@ -232,23 +238,31 @@ class Transfers:
         self, offer: Offer, data: memoryview, owner: str, is_alive: Callable[[str], bool]
     ) -> None:
         step = min(MOST_CHUNK_NBYTES, self.broker.inline_nbytes)
-        places = iter(range(0, offer.nbytes, step))
+        places, why = iter(range(0, offer.nbytes, step)), ""
 
         async def some() -> None:
-            """Get one chunk after another until none is left."""
+            """Get one chunk after another until none is left, or one did not come."""
+            # NOTE: an error raised here would hold `data` in a cycle, by frames and the group of tasks, and the room
+            # would not be free before the collector looks.
+            nonlocal why
             for offset in places:
                 nbytes = min(step, offer.nbytes - offset)
-                chunk = await self._one(offer, owner, offset, nbytes, is_alive)
+                try:
+                    chunk = await self._one(offer, owner, offset, nbytes, is_alive)
+                except TransferFailed as error:
+                    why = why or error.message
+                    return
                 if len(chunk) != nbytes:
-                    raise TransferFailed(f"{len(chunk)} bytes came where {nbytes} were expected")
+                    why = why or f"{len(chunk)} bytes came where {nbytes} were expected"
+                if why:
+                    return
                 data[offset : offset + nbytes] = chunk
 
-        try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(WINDOW):
-                    group.create_task(some())
-        except* TransferFailed as failed:
-            raise failed.exceptions[0] from None
+        async with asyncio.TaskGroup() as group:
+            for _ in range(WINDOW):
+                group.create_task(some())
+        if why:
+            raise TransferFailed(why)
         if await Leaves(data).digest() != offer.digest:
             raise TransferFailed("the bytes are others than those that were offered")
 

@@ -223,6 +223,12 @@ class Answer:
         finally:
             self.release()
 
+    def forget(self) -> None:
+        """End the lease, and hold no bytes any more: whoever still has the answer may not read them."""
+        self.release()
+        self._data = self._loose = EMPTY
+        self._copies = None
+
     def hand_over(self) -> Self:
         """The answer outlives its context: the writer of the body checks and releases from now on."""
         self._handed_over = True

@@ -147,7 +147,8 @@ class PartStream(Incoming[Delivery], AnswerStream):
         if self._held is None:
             return
         (delivery, answer), self._held = self._held, None
-        answer.release()
+        # NOTE: the reader may still have the answer while the next part waits for room.
+        answer.forget()
         self._give_copy(delivery)
         self._untold += 1
         if self._final.done() or self._over:

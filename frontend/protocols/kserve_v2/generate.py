@@ -183,6 +183,7 @@ class GenerateResource(InferenceRoute):
                         text = await off_loop_if(
                             rendering.is_long(result, wanted), answer_of, result, self._words
                         )
+                    del result
                     yield text
 
 

@@ -283,6 +283,7 @@ class Infer:
                     with result.answer:
                         long = is_long(result)
                         answer = await off_loop_if(long, response_of, result, message.id, True, final=False)
+                    del result
                     yield answer
 
 

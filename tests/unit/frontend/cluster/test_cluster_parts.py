@@ -53,6 +53,7 @@ class Reader:
                 tensors = part.tensors()
                 assert tensors["LOOSE"].tobytes() == tensors["OUTPUT"].tobytes()[:1]
                 self.had.append(tensors["OUTPUT"].tobytes())
+                del tensors
                 await self.reads.wait()
         except PenstockError as error:
             self.error: PenstockError | None = error
@@ -231,21 +232,19 @@ def test_large_parts_for_slow_clients_take_bounded_memory_of_a_gateway(
 
     async def scene(joined: Joined) -> None:
         room = joined.gateway.transfers.room = Room(len(large) + 10_000)
-        async with (
-            reading(joined, lambda parts: parts.say(large)) as slow,
-            reading(joined, lambda parts: parts.say(b"b"), second) as quick,
-        ):
+        async with reading(joined, lambda parts: parts.say(large)) as slow:
             slow.reads.clear()
-            await until(lambda: len(slow.had) == 1)
-            joined.engines["a"].parts[1].say(large, b"c")
-            await until(lambda: room.waiting == 1)
-            assert quick.had == [b"b"] and room.nbytes < 2 * len(large)
-            slow.reads.set()
-            for parts in joined.engines["a"].parts:
-                parts.end()
-            await asyncio.wait_for(slow.task, 20)
-            await asyncio.wait_for(quick.task, 20)
-            assert (slow.had, quick.had) == ([large], [b"b", large, b"c"])
+            async with reading(joined, lambda parts: parts.say(b"b"), second) as quick:
+                await until(lambda: len(slow.had) == 1)
+                joined.engines["a"].parts[1].say(large, b"c")
+                await until(lambda: room.waiting == 1)
+                assert quick.had == [b"b"] and room.nbytes < 2 * len(large)
+                slow.reads.set()
+                for parts in joined.engines["a"].parts:
+                    parts.end()
+                await asyncio.wait_for(slow.task, 20)
+                await asyncio.wait_for(quick.task, 20)
+                assert (slow.had, quick.had) == ([large], [b"b", large, b"c"])
         await until(lambda: not room.nbytes)
 
     play(monkeypatch, scene, "a")
@@ -279,6 +278,22 @@ def test_large_parts_that_gateways_do_not_get_take_bounded_memory_of_a_box(
             await asyncio.wait_for(other.task, 20)
             assert (one.had, other.had) == ([b"a", large], [b"b", large])
         await until(lambda: not room.nbytes)
+
+    play(monkeypatch, scene, "a")
+
+
+def test_a_part_that_was_taken_holds_up_no_later_one_of_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a box nor a gateway has room for two large parts, nor waits for room with a part in hand."""
+    large = bytes(range(256)) * 4096
+
+    async def scene(joined: Joined) -> None:
+        rooms = Room(len(large) + 10_000), Room(len(large) + 10_000)
+        joined.bridges["a"].intake._parts._room, joined.gateway.transfers.room = rooms
+        async with reading(joined, lambda parts: parts.say(large, large, large)) as reader:
+            played(joined).end()
+            await asyncio.wait_for(reader.task, 5)
+        assert reader.had == [large] * 3
+        await until(lambda: not any(room.nbytes for room in rooms))
 
     play(monkeypatch, scene, "a")
 

@@ -509,6 +509,67 @@ def test_a_request_of_another_gateway_waits_until_the_one_before_has_its_answer(
     play(monkeypatch, scene, "a")
 
 
+def test_a_gateway_whose_word_that_it_has_the_answer_was_lost_holds_up_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It says the word once; without the answer it would ask for the answer as long as that is kept."""
+
+    async def scene(joined: Joined) -> None:
+        await begun(joined, "a", 1)
+        asked = await ask(joined, 1)
+        joined.lose = lambda subject, data: subject.endswith(".word")
+        runs(joined, "a")[-1].say(2)
+        await turn()
+        joined.lose = lambda subject, data: False
+        intake, other = joined.bridges["a"].intake, bring_from_another(joined, "a")
+        await turn()
+        [kept] = intake._kept.values()
+        assert asked.number == 2 and len(runs(joined, "a")) == 2
+        kept.ended_ns -= int(60e9)
+        intake.tick(connected=True)
+        await turn()
+        assert len(runs(joined, "a")) == 3
+        runs(joined, "a")[-1].say(3)
+        await turn()
+        intake.word(encode(Got(VERSION, other, [f"{other}.1"])))
+        intake.word(encode(Got(VERSION, joined.gateway.router, [kept.name])))
+
+    play(monkeypatch, scene, "a")
+
+
+def test_a_gateway_that_dies_loses_also_requests_whose_results_a_box_has_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """There was no room for the result."""
+
+    async def scene(joined: Joined) -> None:
+        await begun(joined, "a", 1)
+        joined.lose = lambda subject, data: subject.endswith(".results")
+        asked = await ask(joined, 1)
+        runs(joined, "a")[-1].say(2)
+        await turn()
+        joined.lose = lambda subject, data: False
+        intake = joined.bridges["a"].intake
+        intake._forget(next(iter(intake._kept)))
+        other = bring_from_another(joined, "a")
+        await turn()
+        assert len(runs(joined, "a")) == 2 and len(intake) == 1, "the step of the other gateway waits"
+        intake._gateways[joined.gateway.router].heard_ns -= int(60e9)
+        intake.tick(connected=True)
+        await turn()
+        [answer] = [read_result(data)[0] for subject, data in joined.sent if subject == results(other)]
+        assert answer.error_code == SequenceUnknown.code
+        assert answer.error.endswith("one of its requests was lost")
+        intake.heard(joined.gateway.router)
+        joined.tick(60)
+        await turn()
+        assert isinstance(asked.error, SequenceLost), "the gateway was cut off alone"
+        await turn()
+        intake.word(encode(Got(VERSION, other, [f"{other}.1"])))
+
+    play(monkeypatch, scene, "a")
+
+
 def test_a_request_that_waits_for_another_gateway_fails_at_its_deadline() -> None:
     async def scene() -> None:
         table, _ = begun_sequences()

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from frontend.cluster.pieces import BATCH_TOKENS, MOST_ITEMS, MOST_NBYTES, cut, joined, together
+from frontend.cluster.transfers import Room
 from frontend.engine.answer import Answer
 from ipc.errors import InferenceFailed, NoReplica, QueueFull
 from ipc.memory.tensors import layout
@@ -121,6 +122,27 @@ def test_answers_are_joined_in_the_order_of_their_pieces() -> None:
 
 def test_pieces_of_different_weights_are_no_answer() -> None:
     assert joined([answer(1), answer(2, identity="other")]) is None
+
+
+def test_pieces_that_wait_for_others_hold_no_room_of_these() -> None:
+    """Their answers lie in memory in which only one of them has room."""
+
+    async def scene() -> None:
+        room = Room(1)
+
+        async def run(piece: Work) -> Answer:
+            result, data, _ = answer(float(len(piece.call.items))).parts()
+            buffer = await room.buffer(data.nbytes)
+            buffer[:] = data
+            return Answer(result, buffer, worker="box/worker-0")
+
+        pieces = cut(work(*["x"] * (2 * MOST_ITEMS + 1)), SETTINGS)
+        answers = await asyncio.wait_for(together(run, pieces, 2), 5)
+        assert answers is not None and (whole := joined(answers)) is not None
+        assert whole.tensors()["dense"][:, 0].tolist() == [64, 64, 1]
+        assert whole.worker == "box/worker-0"
+
+    asyncio.run(scene())
 
 
 def test_pieces_run_at_once_and_the_first_error_ends_the_others() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import hashlib
 import secrets
 import subprocess
@@ -149,6 +150,46 @@ def test_room_is_given_in_turn_and_a_buffer_that_is_too_large_gets_all_of_it() -
         assert whole.cancelled() and room.nbytes == room.waiting == 0
 
     asyncio.run(scene())
+
+
+def test_who_leaves_while_room_comes_free_is_cancelled_and_takes_no_room() -> None:
+    async def scene() -> None:
+        room = Room(10)
+        first = await room.buffer(10)
+        left, next_one = (asyncio.ensure_future(room.buffer(10)) for _ in range(2))
+        await asyncio.sleep(0)
+        # The room comes free between the cancellation and the next step of its task.
+        del first
+        left.cancel()
+        await asyncio.wait([left])
+        assert left.cancelled()
+        assert len(await next_one) == 10 and room.waiting == 0
+
+    asyncio.run(scene())
+
+
+def test_bytes_that_did_not_come_take_no_room_without_a_look_of_the_collector(one_broker: Broker) -> None:
+    async def scene(here: Transfers, there: Transfers) -> None:
+        offer = await here.offer([DATA], "there")
+        gc.collect()
+        gc.disable()
+        try:
+            for false in (
+                msgspec.structs.replace(offer, nbytes=len(DATA) + 1),
+                msgspec.structs.replace(offer, digest=bytes(32)),
+                msgspec.structs.replace(offer, secret="0" * 64),
+            ):
+                with contextlib.suppress(TransferFailed):
+                    await there.get(false, "here", MOST)
+
+            async def empty() -> bool:
+                return not there.room.nbytes
+
+            await eventually(empty, "an empty room")
+        finally:
+            gc.enable()
+
+    played(one_broker, scene)
 
 
 def test_an_owner_that_has_gone_is_not_waited_for(one_broker: Broker) -> None:
