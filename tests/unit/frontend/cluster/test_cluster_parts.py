@@ -291,7 +291,7 @@ def test_a_part_that_was_taken_holds_up_no_later_one_of_its_answer(monkeypatch: 
         joined.bridges["a"].intake._parts._room, joined.gateway.transfers.room = rooms
         async with reading(joined, lambda parts: parts.say(large, large, large)) as reader:
             played(joined).end()
-            await asyncio.wait_for(reader.task, 5)
+            await asyncio.wait_for(reader.task, 20)
         assert reader.had == [large] * 3
         await until(lambda: not any(room.nbytes for room in rooms))
 

@@ -137,7 +137,7 @@ def test_pieces_that_wait_for_others_hold_no_room_of_these() -> None:
             return Answer(result, buffer, worker="box/worker-0")
 
         pieces = cut(work(*["x"] * (2 * MOST_ITEMS + 1)), SETTINGS)
-        answers = await asyncio.wait_for(together(run, pieces, 2), 5)
+        answers = await asyncio.wait_for(together(run, pieces, 2), 20)
         assert answers is not None and (whole := joined(answers)) is not None
         assert whole.tensors()["dense"][:, 0].tolist() == [64, 64, 1]
         assert whole.worker == "box/worker-0"
