@@ -281,6 +281,7 @@ class PenstockProtocol(HttpToolsProtocol):
         transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
         self.flow = MeteredFlow(transport, self.pipeline)
         self.idle_since = time.monotonic()
+        self.server_state.note_accepted()
         if len(self.connections) > self.limits.max_connections:
             self.refuse(too_many_connections(self.limits.max_connections))
 

@@ -16,6 +16,10 @@ SIGINT and SIGQUIT cut all connections and exit as soon as the application has s
 
 The `Sweeper` ends connections past a deadline, in a drain and before.
 
+The loop accepts one connection per turn. While turns are long, an accept queue would fill up; the kernel resets clients
+that wait about a minute behind a full one. So a frontend takes several per turn from a long queue. A short queue stays
+in the loop's hands, so that frontends share the connections of a burst.
+
 `PenstockWorker` is the Gunicorn worker class of frontends: uvloop, httptools, deadlines, bounded buffers, this drain.
 Worker is Gunicorn's word for its child, which is a frontend here. `gunicorn.conf.py` sets `worker_class` and `limits`.
 Gunicorn's `graceful_timeout` and `timeout` hold; its `keepalive` and `worker_connections` are superseded by `limits`.
@@ -50,8 +54,7 @@ import socket
 import sys
 import termios
 import time
-from collections.abc import Callable, Generator
-from pathlib import Path
+from collections.abc import Callable, Collection, Generator
 from types import FrameType
 from typing import Any, ClassVar
 
@@ -64,7 +67,16 @@ from uvicorn_worker import UvicornWorker
 from frontend.server import state
 from frontend.server.drain import DRAIN, SUCCESSION, Drain
 from frontend.server.protocol import PenstockProtocol
-from frontend.server.state import FrontendState, ServerLimits, draining, plain, too_slow
+from frontend.server.state import (
+    FrontendState,
+    ServerLimits,
+    accept_waiting,
+    draining,
+    parent_holds,
+    plain,
+    too_slow,
+    waiting_count,
+)
 from frontend.server.websocket import PenstockWebSocket
 
 _BODY_PERIODS = 3
@@ -212,6 +224,8 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 _POLL_S = 0.05
 _CANCEL_S = 0.2
 _FAST_SHUTDOWN_S = 1.0
+_LONG_QUEUE, _ACCEPTED_AT_ONCE = 128, 64
+"""Waiting connections above which a frontend takes in several per turn of its loop, and how many."""
 
 
 class DrainingServer(Server):
@@ -222,7 +236,7 @@ class DrainingServer(Server):
     ) -> None:
         super().__init__(config)
         self.server_state: FrontendState = FrontendState(
-            limits, drain, getattr(config.app, "render_refusal", plain)
+            limits, drain, getattr(config.app, "render_refusal", plain), self._note_accepted
         )
         self._limits = limits
         self._drain = drain
@@ -230,6 +244,8 @@ class DrainingServer(Server):
         self._since_ns = time.monotonic_ns()
         self._listeners: list[socket.socket] = []
         self._probed: list[socket.socket] = []
+        self._adopting: set[asyncio.Future[Any]] = set()
+        self._looks_soon = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start the application, then listen on copies of `sockets`."""
@@ -310,11 +326,31 @@ class DrainingServer(Server):
         ending = [listener for listener in self._listeners if listener not in self._probed]
         waiting = [connection for listener in ending for connection in accept_waiting(listener)]
         self._close(ending)
+        self._adopt(waiting)
+        await _wait_for(self._adopting, self._limits.drain_s)
+
+    def _note_accepted(self) -> None:
+        """Look at the accept queues in the next turn of the loop."""
+        if not self._looks_soon:
+            self._looks_soon = True
+            asyncio.get_running_loop().call_soon(self._shorten_queues)
+
+    def _shorten_queues(self) -> None:
+        self._looks_soon = False
+        for listener in self._listeners:
+            if waiting_count(listener) > _LONG_QUEUE:
+                self._adopt(accept_waiting(listener, _ACCEPTED_AT_ONCE))
+
+    def _adopt(self, accepted: list[socket.socket]) -> None:
+        """Serve connections that the loop has not accepted itself."""
         loop = asyncio.get_running_loop()
         adoptions = [
-            loop.connect_accepted_socket(self._new_protocol, one, ssl=self.config.ssl) for one in waiting
+            loop.connect_accepted_socket(self._new_protocol, one, ssl=self.config.ssl) for one in accepted
         ]
-        await asyncio.gather(*adoptions, return_exceptions=True)
+        if adoptions:
+            adopting = asyncio.gather(*adoptions, return_exceptions=True)
+            self._adopting.add(adopting)
+            adopting.add_done_callback(self._adopting.discard)
 
     def _close(self, listeners: list[socket.socket]) -> None:
         for listener, server in zip(self._listeners, self.servers, strict=True):
@@ -378,40 +414,9 @@ class DrainingServer(Server):
         return [each for each in self.server_state.connections if isinstance(each, PenstockProtocol)]
 
 
-async def _wait_for(tasks: set[asyncio.Task[None]], timeout_s: float) -> None:
+async def _wait_for(tasks: Collection[asyncio.Future[Any]], timeout_s: float) -> None:
     if tasks:
         await asyncio.wait(list(tasks), timeout=timeout_s)
-
-
-def parent_holds(listener: socket.socket) -> bool:
-    """Whether the arbiter listens on the same socket: in a reload others answer on it, in a stop it is closed there.
-
-    True where that cannot be seen.
-    """
-    link = f"socket:[{os.fstat(listener.fileno()).st_ino}]"
-    try:
-        descriptors = list(Path(f"/proc/{os.getppid()}/fd").iterdir())
-    except OSError:
-        return True
-    for descriptor in descriptors:
-        with contextlib.suppress(OSError):
-            if str(descriptor.readlink()) == link:
-                return True
-    return False
-
-
-def accept_waiting(listener: socket.socket) -> list[socket.socket]:
-    """Take every connection out of a non-blocking listener's accept queue; stop early when descriptors run out."""
-    taken: list[socket.socket] = []
-    while True:
-        try:
-            connection, _ = listener.accept()
-        except ConnectionAbortedError:
-            continue
-        except OSError:
-            return taken
-        connection.setblocking(False)
-        taken.append(connection)
 
 
 ERRORS_TO_STDERR = "-"

@@ -1,4 +1,4 @@
-"""What all connections of a frontend share: limits, open files, the server's own answers.
+"""What all connections of a frontend share: limits, open files, accept queues, the server's own answers.
 
 `connection_shares` divides the open files of a frontend: HTTP connections, gRPC connections, and all other files.
 
@@ -11,11 +11,17 @@ The application says the form (`render_refusal`); one that says none gets the fo
 
 from __future__ import annotations
 
+import contextlib
 import http
+import math
+import os
 import random
 import resource
+import socket
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -32,6 +38,8 @@ Rendered = tuple[int, bytes, dict[str, str]]
 """(status, body, headers) of an error."""
 Render = Callable[[PenstockError, str], Rendered]
 """The form of an error on a path."""
+_UNACKED = slice(24, 28)
+"""Bytes of `tcpi_unacked` in `struct tcp_info` (linux/tcp.h)."""
 _SLOWEST_SWEEP_S = 1.0
 _FASTEST_SWEEP_S = 0.05
 
@@ -192,11 +200,56 @@ class ServerLimits:
 class FrontendState(ServerState):
     """uvicorn's shared state with the limits, the drain, and the form of the server's own answers."""
 
-    def __init__(self, limits: ServerLimits, drain: Drain, render: Render = plain) -> None:
-        """`render` is the form of the answers that the server gives itself."""
+    def __init__(
+        self, limits: ServerLimits, drain: Drain, render: Render, note_accepted: Callable[[], None]
+    ) -> None:
+        """`render` is the form of the answers that the server gives itself; each connection calls `note_accepted`."""
         super().__init__()
         self.render = render
+        self.note_accepted = note_accepted
         self.limits = limits
         self.drain = drain
         self.lingering: set[HttpToolsProtocol] = set()
         """Connections that only wait for their client to hang up."""
+
+
+def parent_holds(listener: socket.socket) -> bool:
+    """Whether the arbiter listens on the same socket: in a reload others answer on it, in a stop it is closed there.
+
+    True where that cannot be seen.
+    """
+    link = f"socket:[{os.fstat(listener.fileno()).st_ino}]"
+    try:
+        descriptors = list(Path(f"/proc/{os.getppid()}/fd").iterdir())
+    except OSError:
+        return True
+    for descriptor in descriptors:
+        with contextlib.suppress(OSError):
+            if str(descriptor.readlink()) == link:
+                return True
+    return False
+
+
+def waiting_count(listener: socket.socket) -> int:
+    """Connections in the accept queue, which Linux tells as `tcpi_unacked` of a listener; 0 if closed or no TCP."""
+    try:
+        return int.from_bytes(
+            listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 28)[_UNACKED], sys.byteorder
+        )
+    except OSError:
+        return 0
+
+
+def accept_waiting(listener: socket.socket, most: float = math.inf) -> list[socket.socket]:
+    """Take up to `most` connections out of a non-blocking listener's queue; stop early when descriptors run out."""
+    taken: list[socket.socket] = []
+    while len(taken) < most:
+        try:
+            connection, _ = listener.accept()
+        except ConnectionAbortedError:
+            continue
+        except OSError:
+            break
+        connection.setblocking(False)
+        taken.append(connection)
+    return taken

@@ -57,14 +57,21 @@ class Clients:
             assert b"retry-after:" in head.lower() and b'"message"' in rest, (head, rest)
         self.answers[status] += 1
 
+    async def _know_all_accepted(self) -> None:
+        """The accept queue is in order: with an answer, all connections before have left the queue."""
+        reader, writer = await self._opened("GET /livez")
+        # NOTE: `writer` lives until the answer is here; a writer that nobody holds closes its connection.
+        answer = await reader.read()
+        writer.close()
+        assert answer.startswith(b"HTTP/1.1 200 "), answer
+
     async def ask_all(self, count: int) -> None:
         """So many streams at once, read to their ends."""
         connections: list[Connection] = []
         for first in range(0, count, AT_A_TIME):
             numbers = range(first, min(first + AT_A_TIME, count))
             connections += await asyncio.gather(*map(self._asked, numbers))
-            # The accept queue is in order: with this answer all of them have left the queue.
-            await (await self._opened("GET /livez"))[0].read()
+            await self._know_all_accepted()
         await asyncio.gather(*map(self._ended, connections))
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from frontend.server.serving import accept_waiting
+from frontend.server.state import accept_waiting
 from tests.fakes.holding import holding
 from tests.process.gunicorn_server import Client, Server, request, serving, wait_until
 
