@@ -109,7 +109,7 @@ class Rows(Protocol):
 
 
 class Ringing(Protocol):
-    """Wakes processes that wait for a change; see `frontend.state.places.Bell`."""
+    """Wakes processes that wait for a change; see `Bell`."""
 
     def ring(self) -> None:
         """Wake all listeners."""

@@ -457,4 +457,4 @@ class Progress:
         self._keeps = False
         if nbytes := sum(map(len, self._ids)):
             self._kept.give(nbytes)
-        self._ids = [bytearray() for _ in self._ids]
+            self._ids = [bytearray() for _ in self._ids]

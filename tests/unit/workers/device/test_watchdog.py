@@ -106,10 +106,12 @@ def test_activity_is_overdue_only_while_it_runs_past_its_limit(monkeypatch: pyte
 def test_a_vital_thread_that_fails_ends_the_process() -> None:
     child = os.fork()
     if child == 0:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        stepping.vital_thread("test", lambda: 1 / 0).start()
-        threading.Event().wait(PATIENCE_S)
-        os._exit(0)
+        try:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            stepping.vital_thread("test", lambda: 1 / 0).start()
+            threading.Event().wait(PATIENCE_S)
+        finally:
+            os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 70
 
 
