@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import aiohttp
@@ -28,6 +28,7 @@ _PAUSE_S = 0.1
 
 Send = Callable[[float], Awaitable[bool]]
 """Sends a request that is due at a time; false when the request failed."""
+T = TypeVar("T")
 _OK = 200
 _WARM_TRIES = 8
 _JSON = {"Content-Type": "application/json"}
@@ -122,7 +123,7 @@ async def protocol_of(asker: Asker, model: str) -> str:
         way_out = "name a model that is served there, or choose a --protocol"
         raise Refused(f"{asker.url} does not tell what the model gives: {reply.message}; {way_out}")
     try:
-        outputs = msgspec.json.decode(reply.body, type=_Known).outputs
+        outputs = _read_json(reply.body, _Known).outputs
     except (msgspec.DecodeError, ValueError, RecursionError):
         raise Refused(f"{asker.url} does not tell what the model gives; choose a --protocol") from None
     if not outputs:
@@ -167,6 +168,17 @@ class _Chunk(msgspec.Struct):
         """Whether a piece of an answer or of its reasoning is there."""
         deltas = [choice.delta for choice in self.choices if choice.delta]
         return any(delta.content or delta.reasoning_content for delta in deltas)
+
+
+# NOTE: msgspec passes over fields that a type lacks without a look at the bytes of their texts, so the readers look.
+def _read_json(body: bytes, kind: type[T]) -> T:
+    """A JSON body. Raises msgspec.DecodeError, ValueError, also for bytes that are no UTF-8, and RecursionError."""
+    return msgspec.json.decode(body.decode(), type=kind)
+
+
+def _read_msgpack(body: bytes, kind: type[T]) -> T:
+    """A MessagePack body. Raises what `_read_json` raises."""
+    return msgspec.convert(msgspec.msgpack.decode(body), kind)
 
 
 class Requests:
@@ -242,9 +254,9 @@ class Requests:
         if reply.status != _OK:
             sample.error = str(reply.status)
             return sample
-        decode = msgspec.msgpack.decode if self._binary else msgspec.json.decode
+        read = _read_msgpack if self._binary else _read_json
         try:
-            answer = decode(reply.body, type=_Answer)
+            answer = read(reply.body, _Answer)
         except (msgspec.DecodeError, ValueError, RecursionError):
             sample.error = _UNREADABLE
             return sample
@@ -276,7 +288,7 @@ class Requests:
             value = line[5:].strip()
             if value == b"[DONE]":
                 return ""
-            chunk = msgspec.json.decode(value, type=_Chunk)
+            chunk = _read_json(value, _Chunk)
             if chunk.error:
                 return "error in the stream"
             if chunk.usage:

@@ -118,7 +118,7 @@ class ColbertAdapter(LateInteraction, TextAdapter):
     def late_payloads(self, items: Sequence[InputItem], call: Call) -> Iterator[tuple[TextPayload, bool]]:
         """Each query or document as a payload, and whether the text was cut."""
         tokenizer = self._text.tokenizer
-        as_query = is_query(call)
+        as_query, expansion = is_query(call), self._layout.expansion
         marker, prefix = self._markers[as_query]
         before = prefix + self._text.affixes(call).before
         length = self._length(as_query)
@@ -134,8 +134,8 @@ class ColbertAdapter(LateInteraction, TextAdapter):
                 else self._marked(window, marker, frame.before)
                 for window in windows
             ]
-            if as_query and self._layout.expansion:
-                yield replace(self._expanded(marked[0], self._layout.expansion), excess=excess), truncated
+            if as_query and expansion is not None and (expansion.attend or expansion.scored):
+                yield replace(self._expanded(marked[0], expansion), excess=excess), truncated
                 continue
             picks = tuple(self._scored(window.ids, as_query) for window in marked)
             yield TextPayload(tuple(map(sequence_of, marked)), picks, excess=excess), truncated

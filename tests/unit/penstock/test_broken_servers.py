@@ -297,6 +297,26 @@ def test_a_load_tells_the_failures_of_streams_apart(
     assert (found["requests"], found["succeeded"], found["errors"]) == (2, 1, {error: 1})
 
 
+@pytest.mark.parametrize(
+    ("protocol", "whole", "broken"),
+    [
+        ("embeddings", _answer(b'{"data": []}'), _answer(b'{"id": "\xff"}')),
+        ("embeddings", _answer(b'{"data": []}'), _answer(b'{"\xff": 1}')),
+        ("encode", _answer(b"\x80"), _answer(b"\x81\xa2id\xa1\xff")),
+        ("score", _answer(b"\x80"), _answer(b"\x81\xa1\xff\x01")),
+        ("chat", _WHOLE, _stream(b'{"id": "\xff", "choices": []}', b"[DONE]")),
+    ],
+)
+def test_a_load_counts_an_answer_with_texts_of_other_bytes_as_one_that_cannot_be_read(
+    protocol: str, whole: bytes, broken: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["bench", "m", "--protocol", protocol, "--requests", "2", "--connections", "1", "--json"]
+    with answering(whole, whole, broken) as url:
+        assert main([*command, "--url", url]) == 0
+    found = msgspec.json.decode(capsys.readouterr().out)
+    assert (found["requests"], found["succeeded"], found["errors"]) == (2, 1, {"answer cannot be read": 1})
+
+
 @pytest.mark.parametrize("usage", [b"", b', "usage": {}', b', "usage": null'])
 def test_a_load_tells_no_rate_of_tokens_that_the_server_does_not_count(
     usage: bytes, capsys: pytest.CaptureFixture[str]

@@ -2,8 +2,8 @@
 
 transformers fills weights that a checkpoint lacks with random numbers, leaves out layers that config.json does not
 count, and only warns of both. Here each is an error (`refuse_unfitting`), except for the pooler, which no family of
-ours reads. A missing vocabulary is an error too: transformers makes a tokenizer of special tokens alone, to which all
-texts are the same.
+ours reads, and for layers that the model's own files leave out beside config.json. A missing vocabulary is an error
+too: transformers makes a tokenizer of special tokens alone, to which all texts are the same.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def build_transformer(
         # would misread its mask. The first attempt has written into the config, so the config is read again.
         arguments["config"] = AutoConfig.from_pretrained(str(directory), **described)
         model, report = _built(factory, directory, arguments, None)
-    refuse_unfitting(model, report)
+    refuse_unfitting(model, report, left_out=_left_out(config, directory, config_arguments or {}, trust))
     if hasattr(model.config, "use_cache"):
         model.config.use_cache = False
     return model.to(device).eval().requires_grad_(False)
@@ -156,8 +156,17 @@ def read_config(context: LoadContext) -> Any:
     )
 
 
-def refuse_unfitting(model: Any, report: Mapping[str, Any]) -> None:
-    """Raise CheckpointError for a model that is not made of its weights alone, and of all of its layers.
+def _left_out(config: Any, directory: Path, arguments: Mapping[str, Any], trust: Mapping[str, Any]) -> range:
+    """Numbers of the layers that config.json counts and that `config`, with stored `arguments` over it, does not."""
+    if not arguments:
+        return range(0)
+    counted = _layers_of(AutoConfig.from_pretrained(str(directory), **trust))
+    kept = _layers_of(config)
+    return range(kept, counted) if isinstance(kept, int) and isinstance(counted, int) else range(0)
+
+
+def refuse_unfitting(model: Any, report: Mapping[str, Any], left_out: range = range(0)) -> None:
+    """Raise CheckpointError for a model that is not made of its weights alone, and of all layers but `left_out`.
 
     `report` is that of `from_pretrained` with `output_loading_info` and `ignore_mismatched_sizes`.
     """
@@ -172,7 +181,7 @@ def refuse_unfitting(model: Any, report: Mapping[str, Any]) -> None:
     if missing:
         listed = ", ".join(missing[:3])
         raise CheckpointError(f"the checkpoint lacks weights: {listed}{_and_more(len(missing) - 3)}")
-    spare = _spare(model, report["unexpected_keys"])
+    spare = _spare(model, report["unexpected_keys"], left_out)
     if spare:
         raise CheckpointError(
             f"config.json does not fit the weights: it counts fewer layers than there are, and has no place for "
@@ -180,8 +189,8 @@ def refuse_unfitting(model: Any, report: Mapping[str, Any]) -> None:
         )
 
 
-def _spare(model: Any, names: Iterable[str]) -> list[str]:
-    """The weights among `names` of layers that the model lacks and that are like its own, sorted.
+def _spare(model: Any, names: Iterable[str], left_out: range) -> list[str]:
+    """The weights among `names` of layers that the model lacks, but for `left_out`, and that are like its own, sorted.
 
     A model that drops weights of a layer on purpose has that layer. Layers that predict tokens ahead may stand behind
     the others, and only config.json says how many there are.
@@ -196,7 +205,10 @@ def _spare(model: Any, names: Iterable[str]) -> list[str]:
         if _NUMBER.sub(".*", name) not in alike:
             return False
         lacking = [each for each in _NUMBER.finditer(name) if name[: each.end()] not in modules]
-        return bool(lacking) and int(lacking[0][1]) not in predicting
+        if not lacking:
+            return False
+        number = int(lacking[0][1])
+        return number not in predicting and number not in left_out
 
     # NOTE: a checkpoint of a model with a head has another part before all names.
     prefix = f"{model.base_model_prefix}." if model.base_model_prefix else ""
@@ -207,12 +219,17 @@ def _and_more(count: int) -> str:
     return f" and {count} more" if count > 0 else ""
 
 
+def _layers_of(config: Any) -> Any:
+    """The number of layers by a configuration as transformers reads it, whatever was stored for the number."""
+    return getattr(config.get_text_config(), "num_hidden_layers", None)
+
+
 def refuse_layers_without_weights(config: Any, directory: Path) -> None:
     """Raise CheckpointError for many more layers than tensors: making these takes all time and memory.
 
     Layers may share their tensors, as in ALBERT, so some layers are always allowed.
     """
-    layers = getattr(config.get_text_config(), "num_hidden_layers", None)
+    layers = _layers_of(config)
     if not isinstance(layers, int) or layers <= _MOST_SHARED:
         return
     tensors = 0

@@ -243,12 +243,14 @@ class Expansion:
     attend  whether attention sees the filling
     token   the filling token; None for the mask token, or the end marker of a tokenizer without one
     cuts    whether longer queries are cut to `length`
+    scored  whether filling that attention does not see gives vectors, as filling that attention sees always does
     """
 
     length: int
     attend: bool = False
     token: str | None = None
     cuts: bool = True
+    scored: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,6 +307,7 @@ def _chosen_expansion(layout: LateLayout, options: Mapping[str, Any]) -> Expansi
         expansion,
         length=expansion.length if length is None else length,
         attend=expansion.attend if attend is None else bool(attend),
+        scored=expansion.scored or wanted is not None,
     )
 
 
@@ -353,12 +356,16 @@ def _read_modules(directory: Path) -> LateLayout:
     mask = next((module.config for module in modules if module.kind == "MultiVectorMask"), None)
     stored = read_json(directory / PROMPTS_FILE)
     inline = mask is None and stored.get("model_type") != "MultiVectorEncoder"
-    words = (stored if mask is None else mask).get("skiplist_words")
+    # NOTE: without a mask sentence-transformers scores what attention sees: no filling beside it, and all words.
+    masked = mask if mask is not None or not inline else stored
+    words = (masked or {}).get("skiplist_words")
     tasks = (mask or {}).get("skiplist_tasks") or ("document",)
     only_ids = (mask or {}).get("keep_only_token_ids")
     prompts = stored.get("prompts") or {}
     documents = next((prompts[name] for name in ("document", "passage", "corpus") if prompts.get(name)), None)
     expansion = _stored_expansion(model, stored)
+    if expansion is not None:
+        expansion = replace(expansion, scored=masked is not None)
     query_length = model.query_length or whole(stored, "query_length", PROMPTS_FILE)
     return LateLayout(
         model=replace(model, prompts={}, default_prompt="", query_length=None, document_length=None),

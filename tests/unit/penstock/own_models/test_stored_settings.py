@@ -165,6 +165,22 @@ MORE: list[tuple[Callable[[Path], None], str, Changes]] = [
     (
         late,
         "colbert_pylate",
+        {PROMPTS: {"model_type": "MultiVectorEncoder", "attend_to_expansion_tokens": True}},
+    ),
+    (
+        late,
+        "colbert_pylate",
+        {
+            PROMPTS: {
+                "model_type": "MultiVectorEncoder",
+                "query_expansion": {"strategy": "min", "length": 20},
+            }
+        },
+    ),
+    (late, "colbert_pylate", {PROMPTS: {"model_type": "MultiVectorEncoder", "query_length": 8}}),
+    (
+        late,
+        "colbert_pylate",
         {LAYOUT: {"query_expansion": {"strategy": "fixed", "length": 12, "token": "river"}}},
     ),
     (
@@ -186,6 +202,9 @@ MORE: list[tuple[Callable[[Path], None], str, Changes]] = [
     (pairs, "rr_xlmr", SHORT_LEFT),
     (pairs, "rr_bert as saved", {LAYOUT: {"processor_kwargs": {"model_max_length": 16}}}),
     (pairs, "rr_bert as saved", {LAYOUT: {"config_kwargs": {"num_hidden_layers": 1}}}),
+    (dense, "dense_mean", {LAYOUT: {"config_args": {"num_hidden_layers": 1}}}),
+    (sparse, "splade", {LAYOUT: {"config_kwargs": {"num_hidden_layers": 1}}}),
+    (late, "colbert_pylate", {LAYOUT: {"config_kwargs": {"num_hidden_layers": 1}}}),
     (pairs, "rr_bert as saved", {PROMPTS: {"prompts": {"query": "find: "}, "default_prompt_name": "query"}}),
     (
         pairs,
@@ -215,6 +234,19 @@ def test_a_stored_key_counts_as_in_the_library(
     changes: Changes,
 ) -> None:
     compare(changed(built(name), tmp_path / "model", changes))
+
+
+def test_a_filling_that_nothing_masks_and_attention_does_not_see_gives_no_vectors(
+    built: Callable[[str], Path], tmp_path: Path
+) -> None:
+    lengths = []
+    for model_type in ("ColBERT", "MultiVectorEncoder"):
+        stored = {PROMPTS: {"model_type": model_type}}
+        mine = ours(changed(built("colbert_pylate"), tmp_path / model_type / "model", stored))
+        [query] = mine.encode([InputItem("river")], "multivector", is_query=True)
+        [document] = mine.encode([InputItem("river.")], "multivector", is_query=False)
+        lengths.append((len(query), len(document)))
+    assert lengths == [(32, 4), (4, 5)], "nor is punctuation left out, which the mask would do"
 
 
 HIDDEN = {"text": {"method": "forward", "method_output_name": ["hidden_states", -2]}}

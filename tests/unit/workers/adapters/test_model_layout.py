@@ -285,6 +285,17 @@ def test_layers_that_a_config_does_not_count_are_refused_of_a_model_with_a_head_
         build_transformer(directory, device=CPU, dtype=torch.float32, factory=factory)
 
 
+def test_layers_that_stored_arguments_leave_out_are_no_contradiction_but_layers_that_nothing_counts_are(
+    model: Path,
+) -> None:
+    first: dict[str, Any] = {"config_arguments": {"num_hidden_layers": 1}}
+    built = build_transformer(model, device=CPU, dtype=torch.float32, **first)
+    assert built.config.num_hidden_layers == 1
+    rewrite(model / "config.json", num_hidden_layers=1)
+    with pytest.raises(CheckpointError, match="counts fewer layers"):
+        build_transformer(model, device=CPU, dtype=torch.float32, **first)
+
+
 @pytest.mark.parametrize("factory", [None, transformers.AutoModelForCausalLM])
 def test_layers_that_predict_tokens_ahead_are_left_out(factory: Any, tmp_path: Path) -> None:
     directory = build("rr_qwen3", tmp_path / "model")
