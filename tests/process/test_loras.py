@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.harness.cluster import WAYS, gateway_beside
 from tests.harness.server import Answer, Server, serving, wait_until
 from tests.tiny import loras
 from tests.tiny.models import build
@@ -74,6 +75,22 @@ def server(place: Path) -> Iterator[Server]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def near(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A gateway beside that worker."""
+    with gateway_beside(tmp_path_factory.mktemp("near-loras"), server) as running:
+        yield running
+
+
+@pytest.fixture(params=WAYS)
+def either(request: pytest.FixtureRequest, server: Server) -> Server:
+    """`server`, or the gateway beside its worker."""
+    if request.param == "workers":
+        return server
+    found: Server = request.getfixturevalue("near")
+    return found
+
+
 def ask(server: Server, lora: str | None, texts: list[str] = TEXTS, model: str = BASE) -> Answer:
     """Encode with an adapter; without one where it is None."""
     return server.encode(model, texts, options={} if lora is None else {"lora": lora})
@@ -107,12 +124,14 @@ def assert_loading(answer: Answer) -> None:
     assert answer.headers["retry-after"] == "1"
 
 
-def test_the_adapter_of_a_profile_is_there_with_the_model_and_shares_its_weights(server: Server) -> None:
+def test_the_adapter_of_a_profile_is_there_with_the_model_and_shares_its_weights(
+    server: Server, either: Server
+) -> None:
     assert f"LoRA listed of {BASE} loaded" in server.log, "it was loaded before the first request"
-    got = vectors(server.encode(f"{BASE}:legal", TEXTS))
-    assert np.abs(got - expected(server, "third")).max() < 1e-5
-    assert np.abs(vectors(server.encode(BASE, TEXTS, options={"profile": "legal"})) - got).max() < 1e-6
-    answer = server.post("/v1/embeddings", {"model": f"{BASE}:legal", "input": TEXTS})
+    got = vectors(either.encode(f"{BASE}:legal", TEXTS))
+    assert np.abs(got - expected(either, "third")).max() < 1e-5
+    assert np.abs(vectors(either.encode(BASE, TEXTS, options={"profile": "legal"})) - got).max() < 1e-6
+    answer = either.post("/v1/embeddings", {"model": f"{BASE}:legal", "input": TEXTS})
     openai = np.asarray([row["embedding"] for row in answer.json()["data"]], np.float32)
     assert np.abs(openai - got).max() < 1e-6, "the OpenAI form has the adapter of the profile, too"
     assert server.metric("penstock_model_loads_total", model=f"{BASE}:legal") == 0
@@ -121,11 +140,11 @@ def test_the_adapter_of_a_profile_is_there_with_the_model_and_shares_its_weights
     assert memory == weights + 2 * 2 * (4 * 64 + 64 * 4) * 4, "two layers of two targets, rank 4, in fp32"
 
 
-def test_mixed_traffic_gets_the_vectors_of_its_own_adapter(server: Server) -> None:
+def test_mixed_traffic_gets_the_vectors_of_its_own_adapter(either: Server) -> None:
     chosen: list[str | None] = [None, "first", "team/second"]
-    wanted = {name: expected(server, name) for name in chosen}
+    wanted = {name: expected(either, name) for name in chosen}
     with ThreadPoolExecutor(12) as pool:
-        found = list(pool.map(lambda n: (n % 3, patient(server, chosen[n % 3])), range(150)))
+        found = list(pool.map(lambda n: (n % 3, patient(either, chosen[n % 3])), range(150)))
     for which, got in found:
         assert np.abs(got - wanted[chosen[which]]).max() < 1e-5, chosen[which]
     for one, other in ((None, "first"), (None, "team/second"), ("first", "team/second")):
@@ -162,23 +181,25 @@ def test_requests_wait_for_a_load_and_are_told_to_come_again_when_it_takes_longe
     assert server.log.count(f"LoRA late of {BASE} loaded") == 1
 
 
-def test_a_failed_load_is_remembered_until_the_files_change(server: Server, place: Path) -> None:
+def test_a_failed_load_is_remembered_until_the_files_change(
+    server: Server, either: Server, place: Path
+) -> None:
     broken = loras.write(place / "loras" / "broken", place / "base", seed=9, use_dora=True)
     for _ in range(3):
-        answer = ask(server, "broken")
+        answer = ask(either, "broken")
         detail = answer.json()["detail"]
         assert (answer.status, detail["code"]) == (500, "INFERENCE_ERROR")
         assert detail["message"] == "LoRA load failed: adapter_config.json: use_dora is not supported"
     assert server.log.count(f"LoRA broken of {BASE} failed to load") == 1
     loras.write(broken, place / "base", seed=0)
-    assert np.abs(patient(server, "broken") - expected(server, "first")).max() < 1e-5
+    assert np.abs(patient(either, "broken") - expected(either, "first")).max() < 1e-5
 
 
 @pytest.mark.parametrize(
     "name", ["nope", "../base", "/etc/passwd", "first/..", "a/b/c", "..", "f\u00edrst", "x" * 5000]
 )
-def test_a_name_that_is_no_adapter_is_refused_by_its_field(server: Server, name: str) -> None:
-    answer = ask(server, name)
+def test_a_name_that_is_no_adapter_is_refused_by_its_field(either: Server, name: str) -> None:
+    answer = ask(either, name)
     detail = answer.json()["detail"]
     assert (answer.status, detail["code"]) == (400, "INVALID_INPUT")
     assert "params.options.lora" in detail["message"] and len(detail["message"]) < 400

@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 
+from tests.harness.cluster import WAYS, gateway_beside
 from tests.harness.server import Answer, Server, serving, wait_until
 from tests.tiny import chat_models, loras
 
@@ -80,6 +81,22 @@ def server(place: Place, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
         yield running
 
 
+@pytest.fixture(scope="module")
+def near(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A gateway beside those workers."""
+    with gateway_beside(tmp_path_factory.mktemp("near-text-loras"), server) as running:
+        yield running
+
+
+@pytest.fixture(params=WAYS)
+def either(request: pytest.FixtureRequest, server: Server) -> Server:
+    """`server`, or the gateway beside its workers."""
+    if request.param == "workers":
+        return server
+    found: Server = request.getfixturevalue("near")
+    return found
+
+
 def complete(server: Server, model: str) -> str:
     """The continuation of `PROMPT`."""
     answer = ask(server, model)
@@ -109,23 +126,23 @@ def listed(server: Server) -> dict[str, dict[str, Any]]:
 
 
 def test_an_adapter_of_the_catalog_goes_by_every_name_and_is_listed_with_its_parent(
-    server: Server, place: Place
+    either: Server, place: Place
 ) -> None:
     texts = {
-        name: complete(server, name) for name in (BASE, f"{BASE}:{LISTED}", LISTED, f"gpt-tiny:{LISTED}")
+        name: complete(either, name) for name in (BASE, f"{BASE}:{LISTED}", LISTED, f"gpt-tiny:{LISTED}")
     }
     assert texts.pop(BASE) == place.wanted("")
     assert set(texts.values()) == {place.wanted(LISTED)}
     assert place.wanted(LISTED) != place.wanted(""), "an adapter that changes nothing would prove nothing"
-    models = {each["id"]: each for each in server.get("/v1/models").json()["data"]}
+    models = {each["id"]: each for each in either.get("/v1/models").json()["data"]}
     for name in (f"{BASE}:{LISTED}", LISTED):
         assert models[name]["parent"] == BASE, name
     assert models[f"{BASE}:{LISTED}"]["root"] == BASE
     assert models[LISTED]["root"] == f"{BASE}:{LISTED}"
-    assert listed(server)[LISTED]["source"] == "catalog"
+    assert listed(either)[LISTED]["source"] == "catalog"
 
 
-def test_every_route_of_text_takes_the_name_of_an_adapter(server: Server) -> None:
+def test_every_route_of_text_takes_the_name_of_an_adapter(either: Server) -> None:
     talk = [{"role": "user", "content": "hi"}]
     bodies = {
         "/v1/chat/completions": {"messages": talk, "max_tokens": 4},
@@ -134,7 +151,7 @@ def test_every_route_of_text_takes_the_name_of_an_adapter(server: Server) -> Non
         "/api/chat": {"messages": talk, "stream": False, "options": {"num_predict": 4}},
     }
     for path, body in bodies.items():
-        answer = server.post(path, {"model": f"{BASE}:{LISTED}", **body})
+        answer = either.post(path, {"model": f"{BASE}:{LISTED}", **body})
         assert answer.status == 200, (path, answer.body)
         assert answer.json()["model"] == f"{BASE}:{LISTED}", path
 
@@ -246,3 +263,17 @@ def test_an_adapter_that_nobody_has_loaded_is_not_found(server: Server, name: st
     answer = unload(server, name)
     assert answer.status == 404 and len(answer.body) < 2_000
     assert "no LoRA adapter" in answer.json()["error"]["message"]
+
+
+@pytest.mark.long
+def test_an_adapter_that_a_request_loads_at_a_box_serves_through_a_gateway_until_it_is_unloaded(
+    server: Server, near: Server, place: Place
+) -> None:
+    name = f"{BASE}:{BROUGHT}"
+    assert ask(near, name).status == 404
+    assert load(server, BROUGHT, BROUGHT).status == 200
+    wait_until(lambda: ask(near, name).status == 200, what="the adapter at the gateway")
+    assert complete(near, name) == place.wanted(BROUGHT)
+    assert unload(server, BROUGHT).status == 200
+    wait_until(lambda: ask(near, name).status == 404, what="the end of the adapter at the gateway")
+    assert complete(near, BASE) == place.wanted("")

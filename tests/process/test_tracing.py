@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.collector import Collector, SeenSpan, collecting
+from tests.harness.cluster import WAYS, gateway_beside
 from tests.harness.server import ROOT, Answer, Server, make_server, serving, wait_until
 
 MODELS = ("fake/echo", "fake/slow")
@@ -37,6 +38,27 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, C
             yield server, collector
 
 
+@pytest.fixture(scope="module")
+def near_traced(
+    traced: tuple[Server, Collector], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Server, Collector]]:
+    """A gateway beside the workers of `traced`, which sends to the same collector."""
+    server, collector = traced
+    with gateway_beside(tmp_path_factory.mktemp("near-traced"), server) as near:
+        yield near, collector
+
+
+@pytest.fixture(params=WAYS)
+def either_traced(
+    request: pytest.FixtureRequest, traced: tuple[Server, Collector]
+) -> tuple[Server, Collector]:
+    """`traced`, or the gateway beside its workers."""
+    if request.param == "workers":
+        return traced
+    near: tuple[Server, Collector] = request.getfixturevalue("near_traced")
+    return near
+
+
 def parent(flag: str = "01") -> tuple[str, str, str]:
     """Trace id, span id and traceparent of a caller."""
     trace_id, span_id = secrets.token_hex(16), secrets.token_hex(8)
@@ -56,8 +78,8 @@ def arrived(collector: Collector, trace_id: str) -> dict[str, SeenSpan]:
     return {span.name: span for span in collector.of(trace_id)}
 
 
-def test_one_request_gives_the_whole_tree(traced: tuple[Server, Collector]) -> None:
-    server, collector = traced
+def test_one_request_gives_the_whole_tree(either_traced: tuple[Server, Collector]) -> None:
+    server, collector = either_traced
     trace_id, caller, traceparent = parent()
     before = time.time_ns()
     answer = encode(server, "fake/echo", ["one", "two"], traceparent)
@@ -86,8 +108,8 @@ def test_one_request_gives_the_whole_tree(traced: tuple[Server, Collector]) -> N
     assert (batch.start_ns, batch.end_ns) == (spans["device"].start_ns, spans["copy"].end_ns)
 
 
-def test_attributes_say_what_was_asked_and_where_it_ran(traced: tuple[Server, Collector]) -> None:
-    server, collector = traced
+def test_attributes_say_what_was_asked_and_where_it_ran(either_traced: tuple[Server, Collector]) -> None:
+    server, collector = either_traced
     trace_id, _, traceparent = parent()
     answer = encode(server, "fake/echo", ["a", "b", "c"], traceparent)
     spans = arrived(collector, trace_id)
@@ -103,7 +125,9 @@ def test_attributes_say_what_was_asked_and_where_it_ran(traced: tuple[Server, Co
     }
     batch = spans["batch"].attributes
     assert batch["penstock.batch.items"] == 3 and batch["penstock.batch.requests"] == 1
-    assert batch["penstock.batch.tokens"] > 0 and batch["penstock.worker"] == "worker-0"
+    assert batch["penstock.batch.tokens"] > 0
+    box = "beside/" if "PENSTOCK_CLUSTER__URLS" in server.environment else ""
+    assert batch["penstock.worker"] == f"{box}worker-0"
     assert root.resource["service.name"] == "penstock-test"
     assert root.resource["service.instance.id"].endswith(f"/t{server.port}/frontend-0")
     assert collector.requests[-1]["path"] == "/v1/traces"
@@ -134,8 +158,8 @@ def test_two_requests_in_one_batch_are_linked_to_each_other(traced: tuple[Server
         assert batch.attributes["penstock.batch.requests"] >= 2
 
 
-def test_a_failed_request_has_an_error_status_and_its_code(traced: tuple[Server, Collector]) -> None:
-    server, collector = traced
+def test_a_failed_request_has_an_error_status_and_its_code(either_traced: tuple[Server, Collector]) -> None:
+    server, collector = either_traced
     trace_id, _, traceparent = parent()
     assert encode(server, "fake/echo", ["#raise"], traceparent).status == 500
     root = arrived(collector, trace_id)["POST /v1/encode/{model:path}"]
@@ -148,8 +172,10 @@ def test_a_failed_request_has_an_error_status_and_its_code(traced: tuple[Server,
     assert (root.status, root.attributes["error.type"]) == ("STATUS_CODE_UNSET", "MODEL_NOT_FOUND")
 
 
-def test_the_callers_decision_is_honoured_and_probes_are_not_traced(traced: tuple[Server, Collector]) -> None:
-    server, collector = traced
+def test_the_callers_decision_is_honoured_and_probes_are_not_traced(
+    either_traced: tuple[Server, Collector],
+) -> None:
+    server, collector = either_traced
     refused, _, unsampled = parent("00")
     probed, _, probe = parent()
     assert encode(server, "fake/echo", ["a"], unsampled).headers["x-trace-id"] == refused
@@ -161,8 +187,10 @@ def test_the_callers_decision_is_honoured_and_probes_are_not_traced(traced: tupl
     assert [collector.of(trace) for trace in (refused, probed, own)] == [[], [], []]
 
 
-def test_a_collector_that_refuses_costs_spans_and_no_requests(traced: tuple[Server, Collector]) -> None:
-    server, collector = traced
+def test_a_collector_that_refuses_costs_spans_and_no_requests(
+    either_traced: tuple[Server, Collector],
+) -> None:
+    server, collector = either_traced
     exported = server.metric("penstock_traced_requests_total", outcome="exported")
     assert exported > 0
     collector.answer = 400
