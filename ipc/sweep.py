@@ -46,7 +46,10 @@ def _unlink(files: list[Path]) -> list[str]:
 
 
 def sweep(paths: RunPaths) -> list[str]:
-    """Sweep every free worker slot of this instance, and the metric files when no slot at all is held."""
+    """Sweep every free worker slot of this instance, and the metric files when no slot at all is held.
+
+    Raises `OSError` where the run directory is no directory or may not be read.
+    """
     if not paths.root.exists():
         return _unlink(_ownerless(paths))
     slots = {
@@ -85,8 +88,9 @@ def _sweep_metrics(paths: RunPaths) -> None:
     left = [*paths.metrics().glob("*"), *_marks(paths)]
     with contextlib.ExitStack() as held:
         try:
-            for lock in set(paths.root.glob("*.lock")) - {paths.lock(SERVER)}:
-                held.enter_context(SlotLock(lock))
+            for path in paths.root.iterdir():
+                if path.suffix == ".lock" and path != paths.lock(SERVER):
+                    held.enter_context(SlotLock(path))
         except SlotTaken:
             return
         _unlink(left)

@@ -90,7 +90,7 @@ def test_version_2_answers_by_type_and_version_1_without_types_with_a_list(serve
 def test_each_type_holds_the_same_vectors_as_encode(server: Server) -> None:
     kinds = ["base64", "binary", "float", "int8", "ubinary", "uint8"]
     found = embedded(server, embedding_types=[*kinds, "int8"])["embeddings"]
-    assert list(found) == kinds
+    assert sorted(found) == kinds
     rows = np.stack([np.frombuffer(base64.b64decode(row), "<f4") for row in found["base64"]])
     np.testing.assert_array_equal(rows, ROWS)
     bits = np.packbits(ROWS > 0, axis=1)

@@ -46,7 +46,7 @@ def lengths(work: Work, given: Arrays) -> Arrays:
     """The number of characters, ids or bytes of each input, 1, and whether the inputs are queries."""
     call = work.call
     assert isinstance(call, EncodeCall)
-    counts = [len(item.ids or item.text or item.images[0]) for item in call.items]
+    counts = [len(item.ids or item.text or next(iter(item.images), b"")) for item in call.items]
     if call.overflow == "error" and max(counts) > LONGEST:
         raise InputTooLong(f"inputs[{counts.index(max(counts))}]: {max(counts)}, the limit is {LONGEST}")
     return {"dense": np.array([[count, 1.0, bool(call.is_query)] for count in counts], np.float32)}

@@ -15,6 +15,7 @@ import contextlib
 import logging
 import os
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -97,6 +98,8 @@ class Endpoint:
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        # NOTE: not closed by `close`. A thread that ends late would write into the file that has the number then.
+        weakref.finalize(self, os.close, self._wake).atexit = False
         self._poller.register(self._wake, zmq.POLLIN)
         self._watched: dict[int, Callable[[], None]] = {}
         self._posted: deque[Callable[[], None]] = deque()
@@ -183,7 +186,6 @@ class Endpoint:
             self.sessions.drop(session)
         self._socket.close(0)
         self._context.term()
-        os.close(self._wake)
 
     def _ready(self, fd: object) -> None:
         if fd is self._socket:

@@ -304,6 +304,17 @@ def test_a_call_of_another_thread_takes_along_what_was_posted_without_a_wake(end
     assert order == [1, 2]
 
 
+def test_a_thread_that_ends_after_the_endpoint_writes_into_no_other_file(endpoint: Endpoint) -> None:
+    endpoint.close()
+    later = [os.memfd_create("later") for _ in range(8)]
+    try:
+        endpoint.post(lambda: None)
+        assert [os.fstat(fd).st_size for fd in later] == [0] * 8
+    finally:
+        for fd in later:
+            os.close(fd)
+
+
 def test_a_session_that_takes_nothing_is_dropped_and_the_others_are_answered(
     endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
