@@ -103,7 +103,7 @@ async def lock_on(path: Path, until_ns: int, where: str) -> AsyncIterator[None]:
     """
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        while not _is_taken(lock):
+        while not is_taken(lock):
             deadline.check(until_ns, where)
             await asyncio.sleep(LOOK_EVERY_S)
         yield
@@ -111,8 +111,8 @@ async def lock_on(path: Path, until_ns: int, where: str) -> AsyncIterator[None]:
         os.close(lock)
 
 
-def _is_taken(lock: int) -> bool:
-    """Try to take the lock; returns whether this process holds the lock now."""
+def is_taken(lock: int) -> bool:
+    """Try to take the lock of the open file or directory `lock`; returns whether the caller holds the lock now."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -17,8 +17,9 @@ one connection for reads and one for writes, each in a thread of its own. So the
 process happen in their order, and readers do not wait for writers. A third connection is for the event loop's thread:
 look-ups of a few rows, which the kernel has in memory and which wait for no lock. Nothing is opened before the first
 use: a process that never asks has neither thread nor descriptor, and a process that forks before has nothing to
-inherit. A file that is no database any more is put aside, and a new file takes its place. What was committed survives
-the death of any process. A loss of power may cost the last commits, never the file.
+inherit. A file that is no database any more is put aside, and a new file takes its place. Threads and processes take
+turns to open the file, as SQLite fails at once where two connections switch a new file to write-ahead logging. What was
+committed survives the death of any process. A loss of power may cost the last commits, never the file.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ import os
 import secrets
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -43,11 +45,12 @@ import msgspec
 from ipc import deadline
 from ipc.decoding import learnt
 from ipc.errors import DeadlineExceeded, PenstockError
+from ipc.processes.liveness import LOOK_EVERY_S, is_taken
 from ipc.processes.paths import RunPaths
 
 log = logging.getLogger(__name__)
 WAIT_S = 5.0
-"""How long a write waits for writers of other processes."""
+"""How long a write waits for writers of other processes, and how long an opening waits for other openings."""
 _MADE = 1
 """The `user_version` of a file with its tables."""
 _BROKEN = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
@@ -432,18 +435,19 @@ class LastingStore:
 
     def _opened(self) -> sqlite3.Connection:
         self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        try:
-            return self._prepared()
-        except sqlite3.DatabaseError as error:
-            if getattr(error, "sqlite_errorcode", 0) & 0xFF not in _BROKEN:
-                raise
-            aside = self._path.with_suffix(".broken")
-            log.error("%s is no database any more and was renamed to %s: %s", self._path, aside, error)
-            self._path.replace(aside)
-            # The log of the old file must not be applied to the new one.
-            for suffix in ("-wal", "-shm"):
-                Path(f"{self._path}{suffix}").unlink(missing_ok=True)
-            return self._prepared()
+        with _turn(self._path.parent):
+            try:
+                return self._prepared()
+            except sqlite3.DatabaseError as error:
+                if getattr(error, "sqlite_errorcode", 0) & 0xFF not in _BROKEN:
+                    raise
+                aside = self._path.with_suffix(".broken")
+                log.error("%s is no database any more and was renamed to %s: %s", self._path, aside, error)
+                self._path.replace(aside)
+                # The log of the old file must not be applied to the new one.
+                for suffix in ("-wal", "-shm"):
+                    Path(f"{self._path}{suffix}").unlink(missing_ok=True)
+                return self._prepared()
 
     def _prepared(self) -> sqlite3.Connection:
         self._path.touch(mode=0o600)
@@ -459,6 +463,21 @@ class LastingStore:
             connection.close()
             raise
         return connection
+
+
+@contextmanager
+def _turn(directory: Path) -> Iterator[None]:
+    """Keep other threads and processes from opening files in `directory`. Raises `Locked` after `WAIT_S`."""
+    lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        until = time.monotonic() + WAIT_S
+        while not is_taken(lock):
+            if time.monotonic() > until:
+                raise Locked
+            time.sleep(LOOK_EVERY_S)
+        yield
+    finally:
+        os.close(lock)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from ipc import deadline
 from ipc.errors import DeadlineExceeded, InvalidInput
 from ipc.processes.paths import RunPaths, prepare_run_dir
 from ipc.processes.starting import TOP
+from ipc.store import store
 from ipc.store.store import LastingStore, Store, StoreUnreadable, Table, begin
 
 OPEN = """
@@ -366,3 +367,61 @@ def test_a_look_up_in_a_file_that_is_locked_leaves_the_event_loop_free(tmp_path:
 
     assert asyncio.run(mine.find(look)) == "read"
     assert len(threads) == 2 and threads[0] != threads[1]
+
+
+@pytest.mark.parametrize("before", [None, b"this is no database" * 100], ids=["no file", "a broken file"])
+def test_processes_that_open_the_file_at_once_take_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bytes | None
+) -> None:
+    path = tmp_path / "lasting.db"
+    if before is not None:
+        path.write_bytes(before)
+    schema = "CREATE TABLE IF NOT EXISTS numbers (number INTEGER);"
+    first, second = LastingStore(path, schema), LastingStore(path, schema)
+    opens, goes_on = threading.Event(), threading.Event()
+    connect, is_taken = store.connect, store.is_taken
+
+    def slow(path: Path, timeout_s: float) -> sqlite3.Connection:
+        """Let `first` stand still with the file open, and locked if the file can be, until `second` waits or ends."""
+        connection = connect(path, timeout_s)
+        if not opens.is_set():
+            with suppress(sqlite3.DatabaseError):
+                connection.execute("BEGIN IMMEDIATE")
+            opens.set()
+            assert goes_on.wait(60)
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+        return connection
+
+    def observed(lock: int) -> bool:
+        taken = is_taken(lock)
+        if not taken:
+            goes_on.set()
+        return taken
+
+    monkeypatch.setattr(store, "connect", slow)
+    monkeypatch.setattr(store, "is_taken", observed)
+
+    async def act() -> None:
+        writes = [
+            asyncio.create_task(
+                first.write(lambda each: each.execute("INSERT INTO numbers VALUES (1)").rowcount)
+            )
+        ]
+        assert await asyncio.to_thread(opens.wait, 60)
+        writes.append(
+            asyncio.create_task(
+                second.write(lambda each: each.execute("INSERT INTO numbers VALUES (2)").rowcount)
+            )
+        )
+        writes[1].add_done_callback(lambda _: goes_on.set())
+        assert await asyncio.gather(*writes) == [1, 1]
+        for each in (first, second):
+            found = await each.read(
+                lambda connection: connection.execute("SELECT number FROM numbers").fetchall()
+            )
+            assert sorted(found) == [(1,), (2,)]
+
+    asyncio.run(act())
+    broken = path.with_suffix(".broken")
+    assert (broken.read_bytes() if broken.exists() else None) == before
