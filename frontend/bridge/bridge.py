@@ -180,7 +180,7 @@ class Bridge:
         self._maker = Maker(self.broker, self._names, self._cluster)
         self._membership = Membership(settings, self.broker, self._names, models)
         self._membership.on_change = self._aim
-        self._configured = ConfiguredModels(settings, self.broker, self._names, models)
+        self._configured = ConfiguredModels(settings, self.broker, self._names, models, meter.config_message)
         self._poison = SharedPoison(self.broker, self._names, poison)
         self._puller = Puller(
             self.life,

@@ -8,6 +8,8 @@
 4. Files outlive the bridge, and the loss of all brokers. A file goes when a bucket lacks its model for `LACKING_S`:
    a gateway may be about to put back what brokers have lost. Files stay while there is no bucket. Gateways hear the
    documents of the files with the rows of their models.
+5. While there is no bucket, since no gateway of Penstock keeps one, the box takes documents from messages of a
+   configuration service to its bundle. A bucket goes before messages: gateways hear the same changes.
 """
 
 from __future__ import annotations
@@ -16,21 +18,22 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from frontend.cluster.broker import Broker
+from frontend.cluster.config_messages import ConfigMessages
 from frontend.cluster.kept import Followed, Kept
 from frontend.engine.interface import Models
 from ipc.catalog.entries import Catalog, ModelEntry
 from ipc.catalog.option_names import FAMILY_OPTIONS
 from ipc.catalog.reading import read_served
 from ipc.catalog.repository import VersionEntry
-from ipc.errors import ConfigError, ConfigRefused, ContentConflict, InvalidInput
-from ipc.logs import Seldom
+from ipc.errors import ConfigError, ConfigRefused, ContentConflict, InvalidInput, StateFull
+from ipc.metrics.cluster import ConfigResult
 from ipc.settings import Settings
 from ipc.wire import cluster_configs as wire
 from ipc.wire.cluster_configs import BoxConfigs, Configuration
@@ -43,6 +46,8 @@ AGAIN_S = 30.0
 LACKING_S = 10.0
 MOST_REFUSED = 256
 """Refusals that a box tells: its row has to fit into a message."""
+MOST_HEARD_NBYTES = 64 << 20
+"""Documents that a box keeps of messages."""
 
 
 class ConfiguredModels:
@@ -54,13 +59,19 @@ class ConfiguredModels:
         broker: Broker,
         names: Names,
         models: Models,
+        on_message: Callable[[ConfigResult], None] = lambda result: None,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`on_message` hears what became of each message of a configuration service."""
         self._settings, self._broker, self._models, self._now_s = settings, broker, models, now_s
         self._root = settings.paths.configurations()
         self._followed = Followed(broker, Kept(broker, names.configs), wire.read_configuration)
         self._followed.on_change = self._note
-        self._wanted, self._seldom = asyncio.Event(), Seldom(log)
+        bundle = settings.cluster.bundle
+        self._messages = ConfigMessages(broker, names.config_changes(bundle), self.hear, on_message, bundle)
+        self._heard: dict[str, Configuration] = {}
+        """Configurations of messages by model, while there is no bucket."""
+        self._wanted = asyncio.Event()
         self._refused: dict[str, str] = {}
         self._given: dict[str, wire.Content] = {}
         """Content of the models that have files, or that the box's own files have alike."""
@@ -82,11 +93,32 @@ class ConfiguredModels:
         async def follow() -> None:
             await self._followed.run(self._broker)
 
-        return follow, self._run
+        return follow, self._run, self._messages.run
 
     def _note(self) -> None:
         if self._followed.is_read:
             self._wanted.set()
+
+    async def hear(self, document: dict[str, Any]) -> bool:
+        """Take in what a configuration service tells the bundle; returns whether profiles are new to the box.
+
+        Raises `ConfigRefused` and `ContentConflict` for what cannot be, and `StateFull` for more than a box keeps.
+        """
+        model = document["sie_id"]
+        known = self._heard.get(model)
+        if known is None and (earlier := self.document(model)) is not None:
+            known = Configuration(wire.VERSION, earlier)
+        after = await asyncio.to_thread(wire.merged, known, document)
+        await asyncio.to_thread(wire.entry_of, after)
+        is_new = known is None or bool(after.profiles.keys() - known.profiles.keys())
+        if not self._followed.is_there:
+            heard = {**self._heard, model: after}
+            nbytes = await asyncio.to_thread(_nbytes, heard.values())
+            if nbytes > MOST_HEARD_NBYTES:
+                raise StateFull(f"documents of messages have {nbytes} bytes, and {MOST_HEARD_NBYTES} may be")
+            self._heard = heard
+            self._note()
+        return is_new
 
     def gives(self, model: str) -> bool:
         """Whether the box has a model by a file of a configuration."""
@@ -131,7 +163,9 @@ class ConfiguredModels:
 
     async def apply(self) -> None:
         """Write what is known now."""
-        known = {each.model: each for each in self._followed.values.values()}
+        if self._followed.is_there:
+            self._heard = {}
+        known = self._heard | {each.model: each for each in self._followed.values.values()}
         if not known and not (self._followed.is_there and self._root.exists()):
             self._lacking = {}
             return
@@ -249,6 +283,10 @@ class ConfiguredModels:
                 log.error("a configuration of the cluster cannot be written: %s", error)
                 failed.add(path)
         return failed
+
+
+def _nbytes(configurations: Iterable[Configuration]) -> int:
+    return sum(len(wire.encode(each)) for each in configurations)
 
 
 def _text(configuration: Configuration) -> bytes:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Container
 from functools import lru_cache
 
-from ipc.metrics.cluster import BridgeMetrics
+from ipc.metrics.cluster import BridgeMetrics, ConfigResult
 from ipc.metrics.families import UNKNOWN
 from ipc.metrics.registry import Amount, Observations
 
@@ -33,6 +33,10 @@ class Meter:
     def untold(self, count: int) -> None:
         """So many models have entries that are too large to tell gateways."""
         self._metrics.untold.set(count)
+
+    def config_message(self, result: ConfigResult) -> None:
+        """What became of a message about a configuration."""
+        self._metrics.config_messages.labels(result).inc()
 
     def _made(self, family: str, *labels: str) -> Observations:
         return self._metrics.tally.observations(getattr(self._metrics, family).labels(*labels))

@@ -239,6 +239,11 @@ class ClusterConfigs(Configs):
             return (201 if new else 200), answer
         raise QueueUnavailable("the configuration is changed by too many others", retry_after_s=1)
 
+    async def take(self, document: dict[str, Any]) -> bool:
+        """Add what a configuration service tells; returns whether profiles are new. Raises as `put`, or `LOST`."""
+        status, _ = await self._add(document)
+        return status == 201
+
     async def _put_back(self) -> None:
         """Where brokers have no bucket, write what is known of one that they have lost."""
         if await self._kept.found() is not None:

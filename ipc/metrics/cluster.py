@@ -179,12 +179,21 @@ BRIDGE = (
     counter("acked", "sie_worker_messages_acked", "Deliveries that are done."),
     counter("naked", "sie_worker_messages_naked", "Deliveries that were given back."),
     gauge("inflight", "sie_worker_inflight_batches", "Items that the box holds now."),
+    counter(
+        "config_messages",
+        "penstock_cluster_config_messages",
+        "Messages of a configuration service to the bundle of the box, by what became of them.",
+        "result",
+    ),
     gauge(
         "untold", "penstock_cluster_models_untold", "Models of the box that are too large to tell gateways."
     ),
 )
 """Of the bridge of a box."""
 
+ConfigResult = Literal["applied", "repeated", "stale", "unreadable", "refused", "dropped"]
+"""What became of a message about a configuration: stale is older than the last one, dropped came too fast."""
+CONFIG_RESULTS: tuple[ConfigResult, ...] = get_args(ConfigResult)
 GATEWAY_REJECTIONS = ("queue_full", "no_broker", "deadline", "loading")
 Trouble = Literal["lost", "no stream", "refused", "unconfirmed"]
 """Why a gateway leaves the queue alone for a while."""
@@ -224,6 +233,8 @@ class GatewayMetrics(Families):
         self.connected.set(0), self.config_epoch.set(0), self.config_degraded.set(0)
         for result in ("applied", "unreadable"):
             self.config_deltas.labels("model", result)
+        for result in CONFIG_RESULTS:
+            self.config_deltas.labels("message", result)
         for lane in ("queue", "direct"):
             self.lane.labels(lane)
         for reason in RESENT:
@@ -251,6 +262,8 @@ class BridgeMetrics(Families):
     def touch(self, models: Iterable[str]) -> None:
         """Make every series exist at zero from the first scrape on, of `MOST_TOUCHED` models at most."""
         self.inflight.set(0), self.untold.set(0)
+        for result in CONFIG_RESULTS:
+            self.config_messages.labels(result)
         for model in touched(models):
             for family in (self.fetched, self.waited, self.unloaded, self.loads, self.mismatches):
                 family.labels(model)

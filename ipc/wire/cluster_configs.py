@@ -5,7 +5,8 @@
 2. `Content` is what a model computes, without the way in which its document says so. Two documents with one content
    are the same configuration. `digest_of` stands for the content of many models at once: gateways and boxes compare
    these digests.
-3. The model comes from a hub or from its adapter. A directory, a package or code beside a file is of one host alone.
+3. A configuration service tells a change by a `ConfigMessage`, in JSON.
+4. The model comes from a hub or from its adapter. A directory, a package or code beside a file is of one host alone.
 """
 
 from __future__ import annotations
@@ -26,7 +27,12 @@ from ipc.errors import ConfigRefused, ContentConflict, InvalidInput, ProtocolErr
 VERSION = 1
 MOST_NBYTES = 1 << 20
 """Largest body of a configuration."""
+MOST_MESSAGE_NBYTES = 2 * MOST_NBYTES
+"""Largest message about a configuration: JSON writes some characters of a document as two."""
 MOST_PROFILES = 256
+MOST_EPOCH = 2**53
+MOST_PRODUCER = 256
+"""Characters of the name of a configuration service."""
 MOST_REFUSAL = 256
 """Characters of a reason why a box refuses a configuration."""
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
@@ -77,7 +83,29 @@ class FirstAnswer(msgspec.Struct, frozen=True):
     answer: Annotated[bytes, msgspec.Meta(max_length=MOST_NBYTES)] = b""
 
 
+class ConfigMessage(msgspec.Struct, frozen=True):
+    """A change that a configuration service tells, in the form of SIE's. Fields that are not here are passed over.
+
+    `model_config` is the document in YAML, whole or with nothing but id and new profiles. `epoch` counts the changes of
+    the service `producer_id` (`router_id` in older forms). `bundle_id` is that of the subject, "" for all bundles.
+    """
+
+    model_id: Annotated[str, msgspec.Meta(min_length=1, max_length=MOST_PRODUCER)]
+    model_config: Annotated[str, msgspec.Meta(min_length=1)]
+    epoch: Annotated[int, msgspec.Meta(ge=0, le=MOST_EPOCH)] = 0
+    producer_id: Annotated[str, msgspec.Meta(max_length=MOST_PRODUCER)] = ""
+    router_id: Annotated[str, msgspec.Meta(max_length=MOST_PRODUCER)] = ""
+    bundle_id: Annotated[str, msgspec.Meta(max_length=MOST_PRODUCER)] = ""
+    v: int = VERSION
+
+    @property
+    def producer(self) -> str:
+        """Name of the service, which may be empty."""
+        return self.producer_id or self.router_id
+
+
 _configuration, _first = msgspec.msgpack.Decoder(Configuration), msgspec.msgpack.Decoder(FirstAnswer)
+_message = msgspec.json.Decoder(ConfigMessage)
 _encoder = msgspec.msgpack.Encoder()
 _UNDECODABLE = (msgspec.DecodeError, ValueError, RecursionError)
 
@@ -127,6 +155,39 @@ def read_document(body: bytes) -> dict[str, Any]:
         raise ConfigRefused(
             f"profiles: {strange[:_SHOWN]!a} is no name of 1 to 64 of A-Z, a-z, 0-9 and ._-",
             error="validation_error",
+        )
+    return document
+
+
+def read_message(data: bytes) -> ConfigMessage:
+    """A message about a configuration; its document is still text. Raises `ProtocolError`."""
+    if len(data) > MOST_MESSAGE_NBYTES:
+        raise ProtocolError(
+            f"a message about a configuration has {len(data)} bytes, and {MOST_MESSAGE_NBYTES} may be"
+        )
+    try:
+        message = _message.decode(data)
+    except _UNDECODABLE as error:
+        raise ProtocolError(f"undecodable message about a configuration: {error}") from error
+    if message.v != VERSION:
+        raise ProtocolError(f"a message about a configuration of version {message.v}, expected {VERSION}")
+    return message
+
+
+def document_of(message: ConfigMessage, bundle: str) -> dict[str, Any]:
+    """The document in a message to `bundle`, "" for all bundles.
+
+    Raises as `read_document` does, and `ConfigRefused` for a document of another model and a message to another bundle.
+    """
+    if bundle and message.bundle_id not in ("", bundle):
+        raise ConfigRefused(f"bundle_id: {message.bundle_id[:_SHOWN]!a}, but the subject is of {bundle!a}")
+    body = message.model_config.encode(errors="replace")
+    if len(body) > MOST_NBYTES:
+        raise ConfigRefused(f"model_config: {len(body)} bytes, a configuration may have {MOST_NBYTES}")
+    document = read_document(body)
+    if document[KEY] != message.model_id:
+        raise ConfigRefused(
+            f"model_id: {message.model_id[:_SHOWN]!a}, but the document is of {document[KEY][:_SHOWN]!a}"
         )
     return document
 

@@ -22,6 +22,8 @@ _ID, _QUEUE = re.compile(r"[A-Za-z0-9_-]{1,64}"), re.compile(r"[A-Za-z0-9_-]{1,1
 
 UNKNOWN = "unknown"
 """Stands for the model in subjects of dead letters about messages that name none."""
+ALL_BUNDLES = "_all"
+"""Stands for the bundle in the subject of changes that gateways hear; no name of a bundle."""
 
 
 def is_id(text: str) -> bool:
@@ -100,6 +102,10 @@ class Names:
     def is_queue(self, stream: str, consumer: str) -> bool:
         """Whether a stream is the queue of a pool of this cluster, and the consumer may be one of its boxes."""
         return stream.startswith(self.stream("")) and all(map(_QUEUE.fullmatch, (stream, consumer)))
+
+    def config_changes(self, bundle: str = ALL_BUNDLES) -> str:
+        """Subject of changes of configurations for the boxes of a bundle; without one, of all changes for gateways."""
+        return self._subject("sie", "config", "models", bundle)
 
     @property
     def dead_any(self) -> str:

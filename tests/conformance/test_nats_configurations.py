@@ -29,7 +29,8 @@ from tests.harness.server import eventually, wait_until
 from tools.source_tree import ROOT
 
 NATS = ROOT / "deploy" / "nats"
-PASSWORDS = {"PENSTOCK_GATEWAY_PASSWORD": "g-secret", "PENSTOCK_BRIDGE_PASSWORD": "b-secret"}
+LOGIN = {"gateway": "g-secret", "bridge": "b-secret", "config": "c-secret", "watch": "w-secret"}
+PASSWORDS = {f"PENSTOCK_{user.upper()}_PASSWORD": password for user, password in LOGIN.items()}
 ITEM = {"items": [{"text": "x"}]}
 CONFIGURATION = b"""
 sie_id: acme/m
@@ -37,7 +38,6 @@ package_backed: true
 tasks: {encode: {dense: {dim: 8}}}
 profiles: {default: {adapter_path: "tests.fakes.adapter:FakeAdapter", adapter_options: {loadtime: {dims: 8}}}}
 """
-LOGIN = {"gateway": "g-secret", "bridge": "b-secret"}
 
 
 @pytest.fixture(scope="module")
@@ -209,6 +209,14 @@ def test_nobody_comes_in_without_a_password(guarded: Broker) -> None:
         ("bridge", "$JS.API.STREAM.CREATE.KV_penstock_files"),
         ("bridge", "$JS.API.STREAM.MSG.GET.KV_penstock_agents_sessions-2"),
         ("gateway", "$JS.API.STREAM.DELETE.KV_penstock_agents_responses-3"),
+        ("config", "sie.work.model.default"),
+        ("config", "$KV.penstock_configs.m"),
+        ("config", "penstock.box.b.l.word"),
+        ("config", "$JS.API.INFO"),
+        ("watch", "sie.config.models._all"),
+        ("watch", "sie.work.model.default"),
+        ("watch", "$JS.API.STREAM.MSG.GET.DEAD_LETTERS"),
+        ("watch", "$JS.API.CONSUMER.CREATE.DEAD_LETTERS"),
     ],
 )
 def test_a_user_may_not_say_what_is_for_others(guarded: Broker, user: str, subject: str) -> None:
@@ -223,6 +231,64 @@ def test_a_user_may_not_say_what_is_for_others(guarded: Broker, user: str, subje
 
     errors = played(guarded, user, play)
     assert any(re.search("(?i)permissions violation", error) for error in errors)
+
+
+@pytest.mark.parametrize(
+    ("user", "subject"),
+    [
+        ("config", "_INBOX.>"),
+        ("config", "sie.config.models._all"),
+        ("watch", "_INBOX.>"),
+        ("watch", "penstock.box.*.*.work"),
+        ("watch", "sie.work.>"),
+        ("watch", "$KV.penstock_configs.>"),
+        ("gateway", "penstock.box.*.*.work"),
+    ],
+)
+def test_a_user_may_not_hear_what_is_for_others(guarded: Broker, user: str, subject: str) -> None:
+    async def play(client: Any, errors: list[str]) -> None:
+        await client.subscribe(subject)
+
+        async def is_told() -> bool:
+            return any(subject.lower() in error.lower() for error in errors)
+
+        await eventually(is_told, f"the refusal of {subject}")
+
+    errors = played(guarded, user, play)
+    assert any(re.search("(?i)permissions violation", error) for error in errors)
+
+
+def test_a_configuration_service_is_heard_by_gateways_bridges_and_watchers(guarded: Broker) -> None:
+    async def run() -> None:
+        errors: list[Exception] = []
+
+        async def note(error: Exception) -> None:
+            errors.append(error)
+
+        async def join(user: str) -> Any:
+            inbox = f"_INBOX_{user.upper()}" if user == "watch" else "_INBOX"
+            return await nats.connect(
+                guarded.url, user=user, password=LOGIN[user], error_cb=note, inbox_prefix=inbox.encode()
+            )
+
+        subjects = {"gateway": "_all", "bridge": "default", "watch": "_all"}
+        clients = {user: await join(user) for user in (*subjects, "config")}
+        heard = {
+            user: await clients[user].subscribe(f"sie.config.models.{bundle}")
+            for user, bundle in subjects.items()
+        }
+        for client in clients.values():
+            await client.flush()
+        for bundle in ("_all", "default"):
+            await clients["config"].publish(f"sie.config.models.{bundle}", b"change")
+        for user, subscription in heard.items():
+            assert (await subscription.next_msg(PATIENCE_S)).data == b"change", user
+        assert "streams" in vars(await clients["watch"].jetstream(timeout=PATIENCE_S).account_info())
+        for client in clients.values():
+            await client.close()
+        assert not errors
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize("user", ["gateway", "bridge"])
@@ -273,7 +339,7 @@ def test_a_bridge_tells_its_models_and_a_gateway_reads_them(guarded: Broker) -> 
 def test_a_gateway_and_a_box_with_their_own_users_serve_without_a_refusal(
     guarded: Broker, tmp_path: Path
 ) -> None:
-    files = {user: tmp_path / f"{user}.password" for user in LOGIN}
+    files = {user: tmp_path / f"{user}.password" for user in ("gateway", "bridge")}
     for user, file in files.items():
         file.write_text(f"{LOGIN[user]}\n")
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
+import nats
 import pytest
 import yaml
 
@@ -97,6 +100,38 @@ def test_a_model_is_added_at_one_gateway_and_served_at_all_and_boxes_acknowledge
     wait_until(lambda: stage.two.metric("sie_gateway_config_epoch") > before, what="the metric")
     assert stage.two.metric("sie_gateway_config_deltas_total", kind="model", result="applied") >= 1
     assert stage.two.metric("sie_gateway_config_bootstrap_degraded") == 0
+
+
+def test_a_change_of_a_configuration_service_is_kept_by_gateways_and_served_by_boxes(stage: Stage) -> None:
+    """Contract, section 4.1: `sie.config.models._all` and `sie.config.models.{bundle}`."""
+    told = {"model_config": yaml.safe_dump(document("acme/told")), "epoch": 4, "producer_id": "sie-config"}
+    before = stage.two.metric("sie_gateway_config_deltas_total", kind="message", result="unreadable")
+
+    async def tell() -> None:
+        client = await nats.connect(stage.broker.url)
+        for subject in ("default", "_all"):
+            for data in (b"\x00", msgspec.json.encode({"model_id": "acme/told", **told})):
+                await client.publish(f"sie.config.models.{subject}", data)
+        await client.close()
+
+    asyncio.run(tell())
+    for server in (stage.one, stage.two):
+        wait_until(lambda server=server: encoded(server, "acme/told").status == 200, what="the model")
+        assert yaml.safe_load(server.get(f"{MODELS}/acme/told").body) == document("acme/told")
+    wait_until(
+        lambda: stage.status("acme/told")["bundles"][0]["acked_workers"] == ["a"],
+        what="the acknowledgement of the box",
+    )
+    name = "sie_gateway_config_deltas_total"
+    wait_until(
+        lambda: stage.two.metric(name, kind="message", result="unreadable") == before + 1, what="the metric"
+    )
+    done = sum(
+        server.metric(name, kind="message", result=result)
+        for server in (stage.one, stage.two)
+        for result in ("applied", "repeated")
+    )
+    assert done == 2
 
 
 def test_profiles_are_added_and_what_is_there_never_changes(stage: Stage) -> None:

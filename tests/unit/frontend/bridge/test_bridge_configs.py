@@ -14,6 +14,7 @@ from frontend.bridge.configs import LACKING_S, MOST_REFUSED, ConfiguredModels
 from frontend.cluster.broker import Broker
 from ipc.catalog.entries import Catalog
 from ipc.catalog.reading import read_served
+from ipc.errors import ConfigRefused, ContentConflict, StateFull
 from ipc.settings import Settings, load
 from ipc.wire import cluster_configs as wire
 from ipc.wire.cluster_configs import (
@@ -76,7 +77,13 @@ class Stage:
     def begin(self) -> None:
         """A life of the bridge begins."""
         broker = Broker(self.settings.cluster, "test")
-        self.one = ConfiguredModels(self.settings, broker, Names(), self.workers, lambda: self.now_s)  # type: ignore[arg-type]
+        self.one = ConfiguredModels(
+            self.settings,
+            broker,
+            Names(),
+            self.workers,  # type: ignore[arg-type]
+            now_s=lambda: self.now_s,
+        )
 
     async def apply(self, *configurations: Configuration) -> None:
         """The bucket has these, and the box has written its files."""
@@ -310,5 +317,60 @@ def test_a_directory_that_cannot_be_written_is_a_refusal_and_no_end(stage: Stage
         stage.settings.paths.configurations().unlink()
         await stage.apply(configuration("acme/new"))
         assert stage.files().keys() == {"acme/new"} and not stage.one.told().refused
+
+    asyncio.run(scene())
+
+
+def test_without_a_bucket_a_box_takes_what_a_service_tells_its_bundle(stage: Stage) -> None:
+    async def scene() -> None:
+        made = configuration("acme/new")
+        more = {"sie_id": "acme/new", "profiles": {"fast": {"extends": "default", "max_batch_tokens": 64}}}
+        stage.one._followed.is_read = True
+        assert await stage.one.hear(made.document) and not await stage.one.hear(made.document)
+        await stage.one.apply()
+        assert stage.files() == {"acme/new": made.document}
+        stage.workers.serve(stage.settings)
+        assert stage.one.told().digest == digest_of({"acme/new": content_of(entry_of(made))})
+        # The next life adds a profile to the model of a file.
+        stage.begin()
+        stage.one._followed.is_read = True
+        stage.one._documents = stage.one._read()
+        assert await stage.one.hear(more)
+        await stage.one.apply()
+        assert stage.files()["acme/new"]["profiles"].keys() == {"default", "fast"}
+        for other in (
+            configuration("acme/new", "splade").document,
+            configuration("acme/wrong", x=1).document,
+        ):
+            with pytest.raises((ConfigRefused, ContentConflict)):
+                await stage.one.hear(other)
+
+    asyncio.run(scene())
+
+
+def test_a_bucket_goes_before_what_a_service_told(stage: Stage) -> None:
+    async def scene() -> None:
+        told, kept = configuration("acme/told"), configuration("acme/kept")
+        stage.one._followed.is_read = True
+        await stage.one.hear(told.document)
+        await stage.one.apply()
+        # A gateway writes one after the other into the bucket that it makes.
+        await stage.apply(kept)
+        assert stage.files().keys() == {"acme/told", "acme/kept"}
+        assert await stage.one.hear(configuration("acme/later").document)
+        await stage.lack(kept)
+        assert stage.files().keys() == {"acme/kept"}
+
+    asyncio.run(scene())
+
+
+def test_documents_of_messages_have_a_bound(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("frontend.bridge.configs.MOST_HEARD_NBYTES", 300)
+
+    async def scene() -> None:
+        await stage.one.hear(configuration("acme/a").document)
+        with pytest.raises(StateFull, match="300"):
+            for name in "bcd":
+                await stage.one.hear(configuration(f"acme/{name}").document)
 
     asyncio.run(scene())

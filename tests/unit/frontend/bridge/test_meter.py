@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from frontend.bridge.meter import Meter
 from ipc.errors import ModelNotLoaded
-from ipc.metrics.cluster import BRIDGE, BridgeMetrics
+from ipc.metrics.cluster import BRIDGE, CONFIG_RESULTS, BridgeMetrics
 from ipc.metrics.families import UNKNOWN
 from tests.unit.frontend.bridge.test_intake import Stage
 
@@ -52,6 +52,8 @@ def test_every_series_exists_at_zero_and_moves() -> None:
         stage.intake.take(stage.item(3), ack, 0.0)
         meter.untold(2)
         meter.disagrees("m")
+        for result in CONFIG_RESULTS:
+            meter.config_message(result)
 
     asyncio.run(scene())
     after = values(metrics)

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
+import yaml
 
 from ipc.catalog.entries import DirectorySource, ModelEntry
 from ipc.errors import ConfigRefused, ContentConflict, InvalidInput, PenstockError, ProtocolError
 from ipc.wire.cluster_configs import (
+    MOST_MESSAGE_NBYTES,
+    MOST_NBYTES,
     VERSION,
     Configuration,
     FirstAnswer,
     check_id,
     content_of,
     digest_of,
+    document_of,
     encode,
     entry_of,
     key_of,
@@ -22,6 +27,7 @@ from ipc.wire.cluster_configs import (
     read_configuration,
     read_document,
     read_first,
+    read_message,
 )
 
 BERT = "sie_server.adapters.bert_flash:BertFlashAdapter"
@@ -159,3 +165,62 @@ def test_every_refusal_says_what_it_is() -> None:
         with pytest.raises(PenstockError) as caught:
             read_document(body)
         assert caught.value.detail["error"] in ("parse_error", "validation_error")
+
+
+def told(**changes: Any) -> bytes:
+    message = {"model_id": "acme/m", "model_config": yaml.safe_dump(document()), "epoch": 3, **changes}
+    return msgspec.json.encode({name: value for name, value in message.items() if value is not None})
+
+
+def test_a_message_brings_a_document_and_unknown_fields_are_passed_over() -> None:
+    message = read_message(told(producer_id="sie-config", profiles_added=["default"], more={"a": [1]}))
+    assert (message.producer, message.epoch) == ("sie-config", 3)
+    assert document_of(message, "default") == document()
+    assert read_message(told(router_id="old")).producer == "old"
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "undecodable"),
+        (b"\x82\xa8model_id\xa6acme/m", "undecodable"),
+        (b"[]", "array"),
+        (b'{"model_id": "a\xff"}', "undecodable"),
+        (b'{"more": ' + b"[" * 200_000, "undecodable"),
+        (told(model_id=None), "model_id"),
+        (told(model_id=""), "model_id"),
+        (told(model_id="x" * 257), "model_id"),
+        (told(model_config=None), "model_config"),
+        (told(model_config=""), "model_config"),
+        (told(model_config={"sie_id": "acme/m"}), "model_config"),
+        (told(epoch=-1), "epoch"),
+        (told(epoch=2**60), "epoch"),
+        (told(epoch="3"), "epoch"),
+        (told(epoch=1.5), "epoch"),
+        (told(producer_id=7), "producer_id"),
+        (told(v=2), "version 2"),
+        (b" " * (MOST_MESSAGE_NBYTES + 1), str(MOST_MESSAGE_NBYTES)),
+    ],
+)
+def test_what_is_no_message_is_refused(data: bytes, words: str) -> None:
+    with pytest.raises(ProtocolError, match=words):
+        read_message(data)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model_id": "acme/other"}, "acme/other"),
+        ({"model_config": "sie_id: &a [x]\nb: *a"}, "alias"),
+        ({"model_config": "- 1"}, "map"),
+        ({"model_config": "["}, "YAML"),
+        ({"model_config": "sie_id: ../x\nprofiles: {default: {}}", "model_id": "../x"}, "sie_id"),
+        ({"model_config": "sie_id: acme/m\nprofiles: {}"}, "profiles"),
+        ({"model_config": " " * (MOST_NBYTES + 1)}, str(MOST_NBYTES)),
+        ({"bundle_id": "other"}, "bundle_id"),
+    ],
+)
+def test_what_a_message_must_not_bring_is_refused_by_field(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises((ConfigRefused, InvalidInput), match=words) as refused:
+        document_of(read_message(told(**changes)), "default")
+    assert len(refused.value.message) < 400
