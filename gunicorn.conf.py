@@ -7,6 +7,7 @@ frontend/arbiter/hooks.py.
 from frontend.arbiter import hooks
 from frontend.http import listeners
 from frontend.server import serving
+from ipc import addresses
 
 _config = hooks.read_settings()
 hooks.hide_notify_socket()
@@ -18,7 +19,7 @@ worker_class = hooks.worker_class(_config)
 keepalive = int(_config.server.keepalive_s)
 graceful_timeout = int(_config.server.graceful_timeout_s)
 timeout = 30
-backlog = 2048
+backlog = addresses.BACKLOG
 preload_app = False
 control_socket_disable = True
 loglevel = _config.log.level

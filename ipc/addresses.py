@@ -16,6 +16,8 @@ from pathlib import Path
 
 from ipc.errors import ConfigError
 
+BACKLOG = 2048
+"""Connections that wait until a process accepts them, at each listener for other hosts."""
 _ADDRESS = re.compile(r"(?:\[([^\[\]/]+)\]|([^:\[\]/\s]+)):([0-9]{1,5})")
 _DESCRIPTOR = re.compile(r"fd://[0-9]+")
 _UNIX = "unix:"

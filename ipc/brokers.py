@@ -51,6 +51,11 @@ def check(settings: Settings) -> None:
             f"cluster.extend_every_s = {cluster.extend_every_s:g}: expected less than half of "
             f"cluster.ack_wait_s = {cluster.ack_wait_s:g}, or work goes to a second box"
         )
+    if cluster.keep_results_s < cluster.gateway_silence_s:
+        raise ConfigError(
+            f"cluster.keep_results_s = {cluster.keep_results_s:g}: expected at least cluster.gateway_silence_s = "
+            f"{cluster.gateway_silence_s:g}, or an answer goes while its gateway may still ask for the answer"
+        )
     _check_transfers(cluster)
     is_proven = bool(set_ones or cluster.tls_cert_file)
     for url in cluster.urls:

@@ -9,8 +9,8 @@
    pieces have come, the loss of the box is the end of the item (`BoxLost`). Who reads a text has the rest written.
 
 6. A request of a sequence goes directly to its home, which answers it or nobody. What the box had when it died is lost
-   with the state (`SequenceLost`). If the box is heard again it learns which requests their clients believe lost, again
-   and again until it confirms.
+   with the state (`SequenceLost`). If the box is heard again it learns which requests their clients believe lost, until
+   it confirms (`LostRequests`).
 
 An item that lost two boxes is not given to a third: the input may be what kills them.
 """
@@ -107,7 +107,7 @@ class Dispatch:
         """Items in the queue that no box has said to have."""
         self._got: dict[str, list[str]] = {}
         self._dropped: dict[str, list[str]] = {}
-        self._lost = LostRequests()
+        self._lost = LostRequests(self._ask_ns)
         self.counts: Counter[tuple[str, str]] = Counter()
         """(what, label): lane by `queue` or `direct`, resent by reason, duplicate, dropped and claims without."""
         self.on_ask: list[Callable[[Iterable[Held]], None]] = []
@@ -422,7 +422,7 @@ class Dispatch:
 
     def tick(self) -> None:
         """Ask boxes that have been silent about an item for too long; call this often."""
-        for life in self._lost.due(self._now_ns() - self._ask_ns):
+        for life in self._lost.due(self._now_ns()):
             self._say_lost(life)
         now_ns, asked, texts = self._now_ns(), dict[str, list[str]](), list[Held]()
         for held in list(self.items.values()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
@@ -11,8 +12,11 @@ from ipc.errors import PenstockError, WorkerLost
 from ipc.wire.cluster import ItemResult, Offer, Outcome
 from ipc.wire.messages import Step, Work
 
+log = logging.getLogger(__name__)
+
 MOST_LIVES, MOST_LOST = 1024, 4096
 """Lives of boxes whose lost requests are remembered, and requests of each; the oldest are forgotten first."""
+MOST_SAID = 8
 
 
 class BoxLost(WorkerLost):
@@ -87,19 +91,24 @@ class Sent(Held):
 class LostRequests:
     """Requests of sequences that boxes may have run although clients were told otherwise, until their boxes know.
 
-    `by_life`: ids of the requests by the life of their box.
+    `by_life`: ids of the requests by the life of their box. A box that confirms nothing is told `MOST_SAID` times, each
+    time twice as late: bridges of an earlier version confirm nothing. A bridge that no word reaches hears no sign of
+    life of the gateway either, and ends the sequences by itself.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, again_ns: int) -> None:
+        """`again_ns` lie between the first word and the second one."""
+        self._again_ns = again_ns
         self.by_life: dict[str, list[str]] = {}
-        self._said_ns: dict[str, int] = {}
+        self._said: dict[str, tuple[int, int]] = {}
+        """How often a life was told, and when it is told again."""
 
     def add(self, life: str, item: str) -> None:
         """A request is lost."""
         lost = self.by_life.setdefault(life, [])
         lost.append(item)
         del lost[:-MOST_LOST]
-        self._said_ns.pop(life, None)
+        self._said[life] = self._said.get(life, (0, 0))[0], 0
         if len(self.by_life) > MOST_LIVES:
             self._forget(next(iter(self.by_life)))
 
@@ -108,19 +117,29 @@ class LostRequests:
         return item in self.by_life.get(life, ())
 
     def said(self, life: str, now_ns: int) -> None:
-        """A box was told, and may have heard."""
-        self._said_ns[life] = now_ns
+        """A box was told, and may have heard. Words between those that are due do not count."""
+        times, due_ns = self._said[life]
+        if now_ns < due_ns:
+            return
+        self._said[life] = times + 1, now_ns + (self._again_ns << times)
+        if times + 1 >= MOST_SAID:
+            log.warning("box life %s does not confirm which requests are lost, and is told no more", life)
+            self._forget(life)
 
-    def due(self, before_ns: int) -> list[str]:
-        """The lives that were not told since `before_ns`."""
-        return [life for life in self.by_life if self._said_ns.get(life, 0) <= before_ns]
+    def due(self, now_ns: int) -> list[str]:
+        """The lives that are to be told now."""
+        return [life for life, (_, due_ns) in self._said.items() if now_ns >= due_ns]
 
     def confirmed(self, life: str, items: Collection[str]) -> None:
         """A box knows of these requests."""
-        self.by_life[life] = [item for item in self.by_life.get(life, ()) if item not in items]
+        if life not in self.by_life:
+            return
+        self.by_life[life] = [item for item in self.by_life[life] if item not in items]
         if not self.by_life[life]:
             self._forget(life)
+        else:
+            self._said[life] = 1, self._said[life][1]
 
     def _forget(self, life: str) -> None:
         del self.by_life[life]
-        self._said_ns.pop(life, None)
+        del self._said[life]

@@ -173,7 +173,8 @@ class SharedRows:
                 result, changes = await self._copy.tried(how)
                 try:
                     if await self._published(changes, position, attempt):
-                        self._parts.is_full = False
+                        # A write without changes says nothing about room.
+                        self._parts.is_full &= not changes
                         return result
                 except LOST as error:
                     found = unreadable(error, self._bucket)

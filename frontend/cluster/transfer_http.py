@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import cast
 
 from ipc import brokers
+from ipc.addresses import BACKLOG
 from ipc.settings import Cluster
 from ipc.wire.cluster import Offer
 from ipc.wire.cluster_names import is_id
@@ -104,7 +105,7 @@ class Listener:
             return
         try:
             self._server = await asyncio.start_server(
-                self._serve, bind[0], bind[1], ssl=self._tls, limit=MOST_HEAD_NBYTES
+                self._serve, bind[0], bind[1], ssl=self._tls, limit=MOST_HEAD_NBYTES, backlog=BACKLOG
             )
         except OSError as error:
             log.error(

@@ -52,6 +52,10 @@ def test_without_brokers_nothing_is_checked() -> None:
         ({"token_file": "/not/there"}, "cluster.token_file: /not/there: No such file"),
         ({"tls_ca_file": "/not/there"}, "/not/there"),
         ({"extend_every_s": "1", "ack_wait_s": "2"}, "cluster.extend_every_s = 1: expected less than half"),
+        (
+            {"keep_results_s": "1.5", "gateway_silence_s": "1.6"},
+            "cluster.keep_results_s = 1.5: expected at least cluster.gateway_silence_s = 1.6",
+        ),
     ],
 )
 def test_settings_that_contradict_are_refused(values: dict[str, str], expected: str) -> None:

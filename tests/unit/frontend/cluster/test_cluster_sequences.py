@@ -424,7 +424,7 @@ def test_a_box_hears_what_clients_believe_lost_until_it_confirms(monkeypatch: py
         await turn()
         assert len(lost_words(joined)) == 1, "not with each tick"
         [life] = dispatch._lost.by_life
-        dispatch._lost.said(life, 1)
+        dispatch._lost._said[life] = 1, 1
         joined.tick()
         await turn()
         assert len(lost_words(joined)) == 2

@@ -9,7 +9,7 @@ import pytest
 
 from frontend.cluster.boxes import SHOWN_S, Box, Boxes
 from frontend.cluster.dispatch import Dispatch
-from frontend.cluster.items import MOST_LIVES, Held
+from frontend.cluster.items import MOST_LIVES, MOST_SAID, Held
 from ipc.errors import (
     Draining,
     NoReplica,
@@ -180,6 +180,42 @@ def test_a_box_hears_what_is_lost_also_after_a_while_without_a_broker_or_a_sign_
                 Held("x", "m", 0, asyncio.get_running_loop().create_future(), step=Step(1)), f"l{at}"
             )
         assert len(stage.dispatch._lost.by_life) == MOST_LIVES
+
+    asyncio.run(scene())
+
+
+def test_a_box_that_confirms_nothing_is_told_what_is_lost_more_and_more_seldom_and_then_no_more() -> None:
+    """A bridge of an earlier version knows no word for it."""
+
+    async def scene() -> None:
+        stage = Stage("a")
+        lost = stage.dispatch._lost
+        for name in ("r.1", "r.2"):
+            lost.add("a1", name)
+        stage.pass_s(MOST_SAID, "a1")
+        told = len(stage.words)
+        assert 2 < told < MOST_SAID
+        # A box that answers at all is told again what it has not confirmed.
+        stage.dispatch.missing("a1", ["r.1"], lost=True)
+        stage.pass_s(2**MOST_SAID, "a1")
+        assert stage.words[-1] == ("a1", Drop(VERSION, "r", ["r.2"], lost=True))
+        assert told < len(stage.words) <= told + MOST_SAID and not lost.by_life and not lost._said
+        stage.words.clear()
+        stage.pass_s(2**MOST_SAID, "a1")
+        stage.begin("r.3")
+        assert not stage.words
+        stage.dispatch.missing("a1", ["r.2"], lost=True)
+
+    asyncio.run(scene())
+
+
+def test_words_before_each_item_are_no_reason_to_give_up_a_box() -> None:
+    async def scene() -> None:
+        stage = Stage("a")
+        stage.dispatch._lost.add("a1", "r.0")
+        for number in range(MOST_SAID + 1):
+            stage.begin(f"r.{number}")
+        assert len(stage.words) == MOST_SAID + 1 and stage.dispatch._lost.has("a1", "r.0")
 
     asyncio.run(scene())
 

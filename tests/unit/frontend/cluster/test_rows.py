@@ -371,6 +371,9 @@ def test_brokers_without_room_are_told_until_a_write_finds_room(near: Gateway, s
             with pytest.raises(StoreUnreadable, match="no room"):
                 await near.put("b", 1, data)
             assert near.place.lacks_room(1)
+            # What changes nothing finds no room.
+            await near.remove("none")
+            assert near.place.lacks_room(1)
             streams.on_publish = lambda subject, data: None
             await near.put("c", 1, data)
         assert not near.place.lacks_room(1)

@@ -7,7 +7,9 @@ import contextlib
 import gc
 import hashlib
 import secrets
+import socket
 import subprocess
+import sys
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -19,6 +21,7 @@ import uvloop
 from frontend.cluster import transfers as module
 from frontend.cluster.transfer_http import LEAF_NBYTES, Leaves, Listener
 from frontend.cluster.transfers import Room, TransferFailed, Transfers
+from ipc.addresses import BACKLOG
 from ipc.settings import Cluster
 from ipc.wire.cluster import MOST_CHUNK_NBYTES, VERSION, Offer, Want, encode
 from tests.harness.broker import Broker, broker
@@ -294,6 +297,21 @@ def test_connections_to_a_host_that_has_gone_are_ended_with_the_next_transfer(on
         await eventually(ended, "one connection, to the host that is there")
 
     played(one_broker, scene, LOOPBACK)
+
+
+def test_the_listener_has_a_line_as_long_as_other_listeners_have() -> None:
+    somaxconn = int(Path("/proc/sys/net/core/somaxconn").read_text())
+
+    async def scene() -> None:
+        listener = Listener(Cluster(transfer_bind=LOOPBACK), lambda secret, peer: None)
+        await listener.start()
+        assert listener._server is not None
+        # `tcpi_sacked` of a listener: the length of its accept queue.
+        told = listener._server.sockets[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 32)
+        assert int.from_bytes(told[28:32], sys.byteorder) == min(BACKLOG, somaxconn) > 100
+        await listener.close()
+
+    asyncio.run(scene())
 
 
 def test_an_address_that_nobody_answers_at_leaves_the_bytes_to_the_broker(one_broker: Broker) -> None:
