@@ -27,9 +27,8 @@ from tests.conformance.hostile import MAX_BODY_BYTES, MAX_GROWTH_BYTES, MAX_IMAG
 from tests.conformance.models import write_catalog
 from tests.conformance.trtis_transports import Stub
 from tests.conformance.wire import FORMS
-from tests.fakes.gateway import gateway
 from tests.harness.browser import Browser, browser
-from tests.harness.cluster import WAYS, gateway_beside
+from tests.harness.cluster import ways_to
 from tests.harness.keys import SLOW_KEYS, STRANGER, write_keys
 from tests.harness.rpc import address_of, grpc_settings
 from tests.harness.server import FAKE_CATALOG, ROOT, Server, serving, wait_until
@@ -42,11 +41,6 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     """A browser for the tests of a file."""
     with browser(tmp_path_factory.mktemp("chromium")) as running:
         yield running
-
-
-def _found(request: pytest.FixtureRequest, fixture: str) -> Server:
-    found: Server = request.getfixturevalue(fixture)
-    return found
 
 
 class Keyed(NamedTuple):
@@ -119,19 +113,6 @@ def minilm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="session")
-def near_families(tmp_path_factory: pytest.TempPathFactory, families: Families) -> Iterator[Families]:
-    """A gateway beside the workers of `families`."""
-    with gateway_beside(tmp_path_factory.mktemp("near-families"), families.server) as server:
-        yield Families(server, families.place)
-
-
-@pytest.fixture(params=WAYS)
-def either_families(request: pytest.FixtureRequest, families: Families) -> Families:
-    """`families`, or the gateway beside its workers."""
-    return families if request.param == "workers" else request.getfixturevalue("near_families")
-
-
-@pytest.fixture(scope="session")
 def families(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Families]:
     """A server with one tiny model or more of every family, and where they lie; one is served by its path alone."""
     place = tmp_path_factory.mktemp("families")
@@ -157,6 +138,9 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Families]:
     }
     with serving(place, ids, settings, named=[f"{encoders.lone_model(place)}={encoders.LONE}"]) as server:
         yield Families(server, place)
+
+
+either_families = ways_to("families")
 
 
 @pytest.fixture
@@ -241,72 +225,6 @@ def limited_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]
         place, ("fake/echo",), grpc_settings(**kserve_limits.settings(place)), supervised=False
     ) as running:
         yield running
-
-
-@pytest.fixture(scope="session")
-def far_sie(tmp_path_factory: pytest.TempPathFactory, sie: Server) -> Iterator[Server]:
-    """A frontend without workers, whose engine is a process beside those of `sie`."""
-    with gateway(tmp_path_factory.mktemp("far-sie"), sie) as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def far_limited(tmp_path_factory: pytest.TempPathFactory, limited_server: Server) -> Iterator[Server]:
-    """A frontend without workers, whose engine is a process beside those of `limited_server`."""
-    with gateway(tmp_path_factory.mktemp("far-limited"), limited_server) as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def near_limited(tmp_path_factory: pytest.TempPathFactory, limited_server: Server) -> Iterator[Server]:
-    """A gateway beside the workers of `limited_server`."""
-    with gateway_beside(tmp_path_factory.mktemp("near-limited"), limited_server) as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def near_sie(tmp_path_factory: pytest.TempPathFactory, sie: Server) -> Iterator[Server]:
-    """A gateway beside the workers of `sie`."""
-    with gateway_beside(tmp_path_factory.mktemp("near-sie"), sie) as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def near_fakes(tmp_path_factory: pytest.TempPathFactory, fakes: Server) -> Iterator[Server]:
-    """A gateway beside the workers of `fakes`."""
-    with gateway_beside(tmp_path_factory.mktemp("near-fakes"), fakes) as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def near_minilm(tmp_path_factory: pytest.TempPathFactory, minilm_server: Server) -> Iterator[Server]:
-    """A gateway beside the workers of `minilm_server`."""
-    with gateway_beside(tmp_path_factory.mktemp("near-minilm"), minilm_server) as server:
-        yield server
-
-
-@pytest.fixture(params=WAYS)
-def either_fakes(request: pytest.FixtureRequest, fakes: Server) -> Server:
-    """`fakes`, or the gateway beside its workers."""
-    return fakes if request.param == "workers" else _found(request, "near_fakes")
-
-
-@pytest.fixture(params=WAYS)
-def either_minilm(request: pytest.FixtureRequest, minilm_server: Server) -> Server:
-    """`minilm_server`, or the gateway beside its workers."""
-    return minilm_server if request.param == "workers" else _found(request, "near_minilm")
-
-
-@pytest.fixture(params=WAYS)
-def either_limited(request: pytest.FixtureRequest, limited_server: Server) -> Server:
-    """`limited_server`, or the gateway beside its workers."""
-    return limited_server if request.param == "workers" else _found(request, "near_limited")
-
-
-@pytest.fixture(params=WAYS)
-def either_sie(request: pytest.FixtureRequest, sie: Server) -> Server:
-    """`sie`, or the gateway beside its workers."""
-    return sie if request.param == "workers" else _found(request, "near_sie")
 
 
 @pytest.fixture(scope="session")

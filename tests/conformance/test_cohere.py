@@ -16,6 +16,7 @@ from tests.conformance.encoders import INSTRUCTED, MEAN
 from tests.conformance.score_references import BY_TINY
 from tests.conformance.towers import CLIP, PALI
 from tests.fakes.adapter import vector_of
+from tests.harness.cluster import ways_to
 from tests.harness.server import Answer, Server
 from tests.tiny.pictures import encoded, picture
 
@@ -24,9 +25,7 @@ TEXTS = ["water", "wheel", "stone"]
 ROWS = np.stack([vector_of(text, 16) for text in TEXTS])
 
 
-@pytest.fixture
-def server(either_fakes: Server) -> Server:
-    return either_fakes
+server = ways_to("fakes")
 
 
 def embed(server: Server, path: str = "/v2/embed", **fields: Any) -> Answer:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 
 from tests.conformance.models import DIMS, SALTED, salt_of
 from tests.conformance.rounding import reference
 from tests.conformance.wire import MSGPACK
 from tests.fakes.adapter import vector_of
+from tests.harness.cluster import ways_to
 from tests.harness.lifecycle import state, unload
 from tests.harness.server import Answer, Server, wait_until
 
@@ -19,10 +19,7 @@ BYTES = "penstock_embedding_cache_bytes"
 ALL = ["dense", "sparse", "multivector"]
 
 
-@pytest.fixture
-def server(either_sie: Server) -> Server:
-    """The server of all features of a catalog, and a gateway whose only box is the server."""
-    return either_sie
+server = ways_to("sie")
 
 
 def hits(answer: Answer) -> int:

@@ -13,14 +13,11 @@ from ipc.protos import kserve_v2_pb2 as pb
 from tests.conformance.kserve import ADD_SUB, A, json_pair, post, tensor
 from tests.conformance.kserve_limits import LATE
 from tests.conformance.kserve_rows import GOOD, INVALID, ONE, ROWS, message, side
+from tests.harness.cluster import ways_to
 from tests.harness.rpc import Rpc, address_of, failure_of, trailers_of
 from tests.harness.server import PATIENCE_S, Server, wait_until
 
-
-@pytest.fixture
-def server(either_limited: Server) -> Server:
-    """The server with low limits, and a gateway whose only box is the server."""
-    return either_limited
+server = ways_to("limited_server")
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from ipc.protos import kserve_v2_pb2 as pb
 from tests.conformance.conftest import Keyed
 from tests.conformance.kserve_limits import MAX_MESSAGE_BYTES
 from tests.fuzz import http2
+from tests.harness.cluster import ways_to
 from tests.harness.keys import bearer
 from tests.harness.rpc import (
     Rpc,
@@ -32,10 +33,7 @@ TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 Code = grpc.StatusCode
 
 
-@pytest.fixture
-def server(either_limited: Server) -> Server:
-    """The server with low limits, and a gateway whose only box is the server."""
-    return either_limited
+server = ways_to("limited_server")
 
 
 @pytest.fixture

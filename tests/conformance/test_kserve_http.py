@@ -16,6 +16,8 @@ from PIL import Image
 
 from tests.conformance.kserve import ADD_SUB, LENGTH, A, B, json_pair, pair, post, tensor
 from tests.conformance.kserve_limits import MAX_BODY_BYTES, MAX_JSON_BYTES, SECRET
+from tests.fakes.gateway import gateway
+from tests.harness.cluster import ways_to
 from tests.harness.raw import RawClient
 from tests.harness.server import Server
 from tests.tiny.program_modules import LABELS, Classifier
@@ -23,14 +25,7 @@ from tests.tiny.program_modules import LABELS, Classifier
 BINARY = {"binary_data_output": True}
 
 
-@pytest.fixture(params=["workers", "another engine", pytest.param("gateway", marks=pytest.mark.long)])
-def server(request: pytest.FixtureRequest, limited_server: Server) -> Server:
-    """The server with low limits, one whose engine is another process, and a gateway whose only box is the server."""
-    others = {"another engine": "far_limited", "gateway": "near_limited"}
-    if request.param == "workers":
-        return limited_server
-    found: Server = request.getfixturevalue(others[request.param])
-    return found
+server = ways_to("limited_server", {"another engine": gateway})
 
 
 def picture(seed: int, kind: str = "JPEG", size: tuple[int, int] = (32, 32)) -> bytes:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pydantic
 import pytest
 
-from tests.harness.cluster import WAYS, gateway_beside
+from tests.harness.cluster import ways_to
 from tests.harness.later import anthropic
 from tests.harness.server import Server, serving
 from tests.tiny import chat_models
@@ -48,16 +48,7 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield running
 
 
-@pytest.fixture(scope="module", params=WAYS)
-def server(
-    request: pytest.FixtureRequest, local: Server, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Server]:
-    """The server, and a gateway whose only box is the server."""
-    if request.param == "workers":
-        yield local
-        return
-    with gateway_beside(tmp_path_factory.mktemp("near-messages"), local) as near:
-        yield near
+server = ways_to("local")
 
 
 @pytest.fixture(scope="module")

@@ -12,16 +12,14 @@ import pytest
 
 from tests.conformance.minilm import DIMS, HALF, MODEL, PROMPTED, reference, token_ids
 from tests.fakes.adapter import vector_of
+from tests.harness.cluster import ways_to
 from tests.harness.later import openai
 from tests.harness.server import Server
 
 TEXTS = ["Hello, world!", "A man is playing a guitar on stage.", "naïve café 東京 🙂", ""]
 
 
-@pytest.fixture
-def server(either_minilm: Server) -> Server:
-    """The shipped MiniLM, and two models that fail in known ways."""
-    return either_minilm
+server = ways_to("minilm_server")
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.conformance.wire import JSON, MSGPACK, assert_refused_openai
+from tests.harness.cluster import ways_to
 from tests.harness.server import Answer, Server, wait_until
 
 MODEL = "fake/score"
@@ -15,9 +16,7 @@ PATH = "/v1/rerank"
 DOCUMENTS = ["0.25", "7.5", "-3", "7.5"]
 
 
-@pytest.fixture
-def server(either_fakes: Server) -> Server:
-    return either_fakes
+server = ways_to("fakes")
 
 
 def post(server: Server, **fields: Any) -> Answer:

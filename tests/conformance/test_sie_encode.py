@@ -14,19 +14,15 @@ from tests.conformance.models import BROAD, DIMS
 from tests.conformance.rounding import ARRAY_TYPES, reference
 from tests.conformance.wire import FORMS, JSON, MSGPACK, Form, assert_refused, unpack
 from tests.fakes.adapter import vector_of
-from tests.harness.cluster import WAYS
+from tests.fakes.gateway import gateway
+from tests.harness.cluster import ways_to
 from tests.harness.server import Server
 
 PATH = "/v1/encode/org/odd"
 TEXTS = [f"text number {n}" for n in range(40)]
 
 
-@pytest.fixture(params=[*WAYS, "another engine"])
-def server(request: pytest.FixtureRequest, sie: Server) -> Server:
-    """The server of all fields, and one whose engine is another process that is reached by bytes alone."""
-    others = {"another engine": "far_sie", "gateway": "near_sie"}
-    found: Server = sie if request.param == "workers" else request.getfixturevalue(others[request.param])
-    return found
+server = ways_to("sie", {"another engine": gateway})
 
 
 def encode(server: Server, form: Form, texts: list[str], model: str = "org/odd", **params: Any) -> list[Any]:

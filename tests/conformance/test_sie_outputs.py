@@ -13,6 +13,7 @@ from tests.conformance.models import DIMS, TERMS
 from tests.conformance.rounding import ARRAY_TYPES, reference
 from tests.conformance.wire import FORMS, JSON, MSGPACK, Form, assert_refused
 from tests.fakes.adapter import terms_of, token_vectors_of, vector_of
+from tests.harness.cluster import ways_to
 from tests.harness.server import Server
 
 ALL = ["dense", "sparse", "multivector"]
@@ -20,10 +21,7 @@ TEXTS = ["", "a", "a longer text " * 5, "one that is longer than a single slice 
 PATH = "/v1/encode/org/many"
 
 
-@pytest.fixture
-def server(either_sie: Server) -> Server:
-    """The server of all features of a catalog, and a gateway whose only box is the server."""
-    return either_sie
+server = ways_to("sie")
 
 
 def encode(server: Server, form: Form, texts: list[str], model: str = "org/many", **params: Any) -> Any:

@@ -9,15 +9,14 @@ import msgpack
 import pytest
 
 from tests.conformance.wire import FORMS, JSON, MSGPACK, Form, assert_refused
+from tests.harness.cluster import ways_to
 from tests.harness.server import Server, wait_until
 
 MODEL = "fake/score"
 PATH = f"/v1/score/{MODEL}"
 
 
-@pytest.fixture
-def server(either_fakes: Server) -> Server:
-    return either_fakes
+server = ways_to("fakes")
 
 
 def body_of(*texts: Any, query: Any = "q", **fields: Any) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import pytest
 
 from tests.conformance.models import ENTRIES, LONGEST
 from tests.conformance.wire import JSON, MSGPACK, assert_refused, assert_refused_openai
+from tests.harness.cluster import ways_to
 from tests.harness.lifecycle import Models
 from tests.harness.server import Answer, Server, make_server, sum_of, wait_until
 
@@ -26,10 +27,7 @@ LISTED_FIELDS = {
 }  # fmt: skip
 
 
-@pytest.fixture
-def server(either_sie: Server) -> Server:
-    """The server of all features of a catalog, and a gateway whose only box is the server."""
-    return either_sie
+server = ways_to("sie")
 
 
 def info_of(server: Server, model: str) -> dict[str, Any]:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import os
 import re
 import signal
 import socket
 import sys
 import uuid
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +45,8 @@ _OF_FRONTENDS = tuple(
     )
 )
 """What the settings of a gateway begin with that it shares with the frontends of a box."""
-WAYS = ("workers", pytest.param("gateway", marks=pytest.mark.long))
+GATEWAY = pytest.param("gateway", marks=pytest.mark.long)
+WAYS = ("workers", GATEWAY)
 """The ways to a model: through frontends of its host, and through a gateway whose only box is this host."""
 
 _COUNTED = "TEST_COUNTED_TASKS"
@@ -235,6 +238,37 @@ def gateway_beside(place: Path, server: Server, key: Mapping[str, str] | None = 
             lambda: _loaded(near, key) == _loaded(server, key, named), what="all models at the gateway"
         )
         yield near
+
+
+def ways_to(
+    of: str,
+    others: Mapping[str, Callable[[Path, Server], AbstractContextManager[Server]]] | None = None,
+    key: Mapping[str, str] | None = None,
+) -> Any:
+    """A fixture of a file, which has the server of the fixture `of` by each of `WAYS` and by those of `others`.
+
+    `of` gives a `Server`, or a named tuple whose field `server` is the server; the fixture gives the same. `others` are
+    starts of a further server beside the first, by the name of their cases. `key` as in `gateway_beside`.
+    """
+    beside = {"gateway": lambda place, server: gateway_beside(place, server, key), **(others or {})}
+
+    def ways(
+        request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, **fixtures: Any
+    ) -> Iterator[Any]:
+        local = fixtures[of]
+        if request.param == "workers":
+            yield local
+            return
+        server = local if isinstance(local, Server) else local.server
+        with beside[request.param](tmp_path_factory.mktemp("beside"), server) as near:
+            yield near if isinstance(local, Server) else local._replace(server=near)
+
+    # pytest reads the names of the fixtures that a fixture needs from the signature.
+    needed = ("request", "tmp_path_factory", of)
+    ways.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in needed]
+    )
+    return pytest.fixture(scope="module", params=[*WAYS, *(others or {})])(ways)
 
 
 def _loaded(server: Server, key: Mapping[str, str] | None, but: Container[str] = ()) -> dict[str, Any]:

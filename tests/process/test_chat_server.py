@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from frontend.access import api_keys
-from tests.harness.cluster import WAYS, gateway_beside
+from tests.harness.cluster import ways_to
 from tests.harness.keys import bearer, write_keys
 from tests.harness.later import anthropic, openai
 from tests.harness.server import DEVICE, Answer, Server, alive, serving, stopped, wait_until
@@ -49,16 +49,7 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield running
 
 
-@pytest.fixture(scope="module", params=WAYS)
-def server(
-    request: pytest.FixtureRequest, local: Server, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Server]:
-    """The server, and a gateway whose only box is the server."""
-    if request.param == "workers":
-        yield local
-        return
-    with gateway_beside(tmp_path_factory.mktemp("near-chat"), local, bearer(KEY)) as near:
-        yield near
+server = ways_to("local", key=bearer(KEY))
 
 
 @pytest.fixture

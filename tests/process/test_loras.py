@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.harness.cluster import WAYS, gateway_beside
+from tests.harness.cluster import ways_to
 from tests.harness.server import Answer, Server, serving, wait_until
 from tests.tiny import loras
 from tests.tiny.models import build
@@ -75,20 +75,7 @@ def server(place: Path) -> Iterator[Server]:
         yield running
 
 
-@pytest.fixture(scope="module")
-def near(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A gateway beside that worker."""
-    with gateway_beside(tmp_path_factory.mktemp("near-loras"), server) as running:
-        yield running
-
-
-@pytest.fixture(params=WAYS)
-def either(request: pytest.FixtureRequest, server: Server) -> Server:
-    """`server`, or the gateway beside its worker."""
-    if request.param == "workers":
-        return server
-    found: Server = request.getfixturevalue("near")
-    return found
+either = ways_to("server")
 
 
 def ask(server: Server, lora: str | None, texts: list[str] = TEXTS, model: str = BASE) -> Answer:

@@ -12,7 +12,7 @@ from PIL import Image
 from tests.conformance.hostile_images import FAILED, USED, animated_gif, rotated, saved, vast_png
 from tests.fakes.seeing import TOKENS, Chat, Seeing
 from tests.fakes.web import HERE, Site, answer, serving_site
-from tests.harness.cluster import WAYS, gateway_beside
+from tests.harness.cluster import ways_to
 from tests.harness.later import anthropic, openai
 from tests.harness.server import Answer, Server, serving
 from tests.tiny import chat_models, seeing_others
@@ -49,16 +49,7 @@ def local(models: dict[str, Seeing], tmp_path_factory: pytest.TempPathFactory) -
         yield running
 
 
-@pytest.fixture(scope="module", params=WAYS)
-def server(
-    request: pytest.FixtureRequest, local: Server, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Server]:
-    """The server, and a gateway whose only box is the server."""
-    if request.param == "workers":
-        yield local
-        return
-    with gateway_beside(tmp_path_factory.mktemp("near-seeing"), local) as near:
-        yield near
+server = ways_to("local")
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 
-from tests.harness.cluster import WAYS, gateway_beside
+from tests.harness.cluster import GATEWAY, ways_to
 from tests.harness.server import Answer, Server, serving, wait_until
 from tests.tiny import chat_models, loras
 
@@ -81,20 +81,7 @@ def server(place: Place, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
         yield running
 
 
-@pytest.fixture(scope="module")
-def near(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A gateway beside those workers."""
-    with gateway_beside(tmp_path_factory.mktemp("near-text-loras"), server) as running:
-        yield running
-
-
-@pytest.fixture(params=WAYS)
-def either(request: pytest.FixtureRequest, server: Server) -> Server:
-    """`server`, or the gateway beside its workers."""
-    if request.param == "workers":
-        return server
-    found: Server = request.getfixturevalue("near")
-    return found
+either = ways_to("server")
 
 
 def complete(server: Server, model: str) -> str:
@@ -265,15 +252,15 @@ def test_an_adapter_that_nobody_has_loaded_is_not_found(server: Server, name: st
     assert "no LoRA adapter" in answer.json()["error"]["message"]
 
 
-@pytest.mark.long
+@pytest.mark.parametrize("either", [GATEWAY], indirect=True)
 def test_an_adapter_that_a_request_loads_at_a_box_serves_through_a_gateway_until_it_is_unloaded(
-    server: Server, near: Server, place: Place
+    server: Server, either: Server, place: Place
 ) -> None:
     name = f"{BASE}:{BROUGHT}"
-    assert ask(near, name).status == 404
+    assert ask(either, name).status == 404
     assert load(server, BROUGHT, BROUGHT).status == 200
-    wait_until(lambda: ask(near, name).status == 200, what="the adapter at the gateway")
-    assert complete(near, name) == place.wanted(BROUGHT)
+    wait_until(lambda: ask(either, name).status == 200, what="the adapter at the gateway")
+    assert complete(either, name) == place.wanted(BROUGHT)
     assert unload(server, BROUGHT).status == 200
-    wait_until(lambda: ask(near, name).status == 404, what="the end of the adapter at the gateway")
-    assert complete(near, BASE) == place.wanted("")
+    wait_until(lambda: ask(either, name).status == 404, what="the end of the adapter at the gateway")
+    assert complete(either, BASE) == place.wanted("")

@@ -9,19 +9,27 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from tests.fakes.collector import Collector, SeenSpan, collecting
-from tests.harness.cluster import WAYS, gateway_beside
+from tests.harness.cluster import ways_to
 from tests.harness.server import ROOT, Answer, Server, make_server, serving, wait_until
 
 MODELS = ("fake/echo", "fake/slow")
 SECRET = "s3cret-token-of-the-collector"
 
 
+class Traced(NamedTuple):
+    """A server, and where its spans go."""
+
+    server: Server
+    collector: Collector
+
+
 @pytest.fixture(scope="module")
-def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Collector]]:
+def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Traced]:
     """A server that traces requests whose traceparent says so, and none of the others."""
     place = tmp_path_factory.mktemp("tracing")
     headers = place / "headers"
@@ -35,28 +43,10 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, C
             "tracing.headers_file": headers,
         }
         with serving(place, MODELS, settings, supervised=False) as server:
-            yield server, collector
+            yield Traced(server, collector)
 
 
-@pytest.fixture(scope="module")
-def near_traced(
-    traced: tuple[Server, Collector], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Server, Collector]]:
-    """A gateway beside the workers of `traced`, which sends to the same collector."""
-    server, collector = traced
-    with gateway_beside(tmp_path_factory.mktemp("near-traced"), server) as near:
-        yield near, collector
-
-
-@pytest.fixture(params=WAYS)
-def either_traced(
-    request: pytest.FixtureRequest, traced: tuple[Server, Collector]
-) -> tuple[Server, Collector]:
-    """`traced`, or the gateway beside its workers."""
-    if request.param == "workers":
-        return traced
-    near: tuple[Server, Collector] = request.getfixturevalue("near_traced")
-    return near
+either_traced = ways_to("traced")
 
 
 def parent(flag: str = "01") -> tuple[str, str, str]:
@@ -78,7 +68,7 @@ def arrived(collector: Collector, trace_id: str) -> dict[str, SeenSpan]:
     return {span.name: span for span in collector.of(trace_id)}
 
 
-def test_one_request_gives_the_whole_tree(either_traced: tuple[Server, Collector]) -> None:
+def test_one_request_gives_the_whole_tree(either_traced: Traced) -> None:
     server, collector = either_traced
     trace_id, caller, traceparent = parent()
     before = time.time_ns()
@@ -108,7 +98,7 @@ def test_one_request_gives_the_whole_tree(either_traced: tuple[Server, Collector
     assert (batch.start_ns, batch.end_ns) == (spans["device"].start_ns, spans["copy"].end_ns)
 
 
-def test_attributes_say_what_was_asked_and_where_it_ran(either_traced: tuple[Server, Collector]) -> None:
+def test_attributes_say_what_was_asked_and_where_it_ran(either_traced: Traced) -> None:
     server, collector = either_traced
     trace_id, _, traceparent = parent()
     answer = encode(server, "fake/echo", ["a", "b", "c"], traceparent)
@@ -135,7 +125,7 @@ def test_attributes_say_what_was_asked_and_where_it_ran(either_traced: tuple[Ser
     assert SECRET not in server.log
 
 
-def test_two_requests_in_one_batch_are_linked_to_each_other(traced: tuple[Server, Collector]) -> None:
+def test_two_requests_in_one_batch_are_linked_to_each_other(traced: Traced) -> None:
     server, collector = traced
 
     def together() -> tuple[str, str] | None:
@@ -158,7 +148,7 @@ def test_two_requests_in_one_batch_are_linked_to_each_other(traced: tuple[Server
         assert batch.attributes["penstock.batch.requests"] >= 2
 
 
-def test_a_failed_request_has_an_error_status_and_its_code(either_traced: tuple[Server, Collector]) -> None:
+def test_a_failed_request_has_an_error_status_and_its_code(either_traced: Traced) -> None:
     server, collector = either_traced
     trace_id, _, traceparent = parent()
     assert encode(server, "fake/echo", ["#raise"], traceparent).status == 500
@@ -173,7 +163,7 @@ def test_a_failed_request_has_an_error_status_and_its_code(either_traced: tuple[
 
 
 def test_the_callers_decision_is_honoured_and_probes_are_not_traced(
-    either_traced: tuple[Server, Collector],
+    either_traced: Traced,
 ) -> None:
     server, collector = either_traced
     refused, _, unsampled = parent("00")
@@ -188,7 +178,7 @@ def test_the_callers_decision_is_honoured_and_probes_are_not_traced(
 
 
 def test_a_collector_that_refuses_costs_spans_and_no_requests(
-    either_traced: tuple[Server, Collector],
+    either_traced: Traced,
 ) -> None:
     server, collector = either_traced
     exported = server.metric("penstock_traced_requests_total", outcome="exported")
