@@ -31,7 +31,7 @@ from frontend.cluster.transfers import Transfers
 from frontend.scope import ANY_BOX, Choice
 from ipc import deadline
 from ipc.catalog.entries import Catalog
-from ipc.errors import InvalidInput, PenstockError
+from ipc.errors import PenstockError
 from ipc.logs import Seldom
 from ipc.settings import Settings
 from ipc.wire.cluster import (
@@ -56,6 +56,7 @@ from ipc.wire.cluster import (
     read_result,
 )
 from ipc.wire.cluster_names import Names, inbox, results
+from ipc.wire.codec import UNSENDABLE, unsendable
 from ipc.wire.messages import Work
 
 log = logging.getLogger(__name__)
@@ -67,7 +68,6 @@ MOST_UNCLAIMED = 512
 """While no box has room for other work, no more items of this gateway wait in the queue."""
 SLACK_NBYTES = 2048
 """Room for the fields of an item around its work."""
-_UNSAYABLE = (OverflowError, RecursionError, TypeError, ValueError)
 
 
 class Gateway:
@@ -309,8 +309,8 @@ class Gateway:
             encoded = encode(work)
             if kind != ENSURE and self.poison:
                 self.poison.check(work.model, work.call, payload if kind != TEXT else b"")
-        except _UNSAYABLE as error:
-            raise InvalidInput(f"the request has a value that no message can hold: {error}") from error
+        except UNSENDABLE as error:
+            raise unsendable(work.call, error) from error
         return Sent(
             f"{self.router}.{next(self._numbers)}",
             work.model,

@@ -26,6 +26,7 @@ from msgspec import Meta, ValidationError, inspect
 
 from ipc.errors import InvalidInput
 from ipc.settings import Limits
+from ipc.wire.codec import long_integer_in
 
 UNCHECKED_NBYTES = 512 << 10
 VALUES_PER_ITEM = 64
@@ -322,8 +323,13 @@ def check_schema(schema: dict[str, Any] | None) -> dict[str, Any] | None:
     if schema is not None:
         try:
             nbytes = len(msgspec.msgpack.encode(schema))
-        except (TypeError, ValueError, RecursionError) as error:
-            raise InvalidInput("params.output_schema: holds a value that JSON does not have") from error
+        except (OverflowError, TypeError, ValueError, RecursionError) as error:
+            long = long_integer_in({"params": {"output_schema": schema}})
+            said = (
+                long
+                or "params.output_schema: holds a value that JSON does not have, or values nested too deep"
+            )
+            raise InvalidInput(str(said)) from error
         if nbytes > LARGEST_SCHEMA:
             raise InvalidInput(f"params.output_schema: {nbytes} bytes, the limit is {LARGEST_SCHEMA}")
     return schema

@@ -6,7 +6,8 @@
    `small` maps the index of a message to its small payload.
 2. `send` and `receive` move all frames of one bundle together over a ZeroMQ socket, the same at both ends.
 3. `unpack` takes a bundle apart. Each message is decoded alone, so that a bad message never harms its neighbours.
-4. msgpack has integers up to 64 bits. `long_integer_in` finds the first integer of a value that is larger.
+4. msgpack has integers up to 64 bits. `long_integer_in` finds the first integer of a value that is larger, and
+   `unsendable` tells a client of the value.
 
 A state of a model that breaks the schema costs that model only. A worker tells a failed state in its place (`sayable`),
 and a frontend that cannot read a state takes it as a failed one and keeps the states of all other models.
@@ -16,15 +17,16 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 import zmq
 
-from ipc.errors import ProtocolError
+from ipc.errors import InvalidInput, ProtocolError
 from ipc.wire.catalogs import Entries, Heard, Replied, Reread, Spread, Told
 from ipc.wire.messages import (
+    Call,
     Cancel,
     Credits,
     Failure,
@@ -106,7 +108,11 @@ _NOBLOCK = int(zmq.NOBLOCK)
 MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 SMALLEST, LARGEST = -(1 << 63), (1 << 64) - 1
 """The integers of msgpack."""
-_SHOWN = 64
+# Free maps of a request may hold values that no message can: numbers beyond 64 bits, hundreds of levels.
+UNSENDABLE = (OverflowError, RecursionError)
+"""What encoding raises for the values of a request that no message can hold."""
+_TOO_DEEP = "options, schemas, metadata, tools or messages: values are nested too deep"
+_SHOWN, _SHOWN_PATH = 64, 512
 
 
 class _Head(Wire, frozen=True):
@@ -309,19 +315,35 @@ class LongInteger(NamedTuple):
     number: int
 
     def __str__(self) -> str:
-        place = f"{self.path.lstrip('.')}: " if self.path else ""
+        path = self.path.lstrip(".")
+        place = f"{path[:_SHOWN_PATH]}{'...' * (len(path) > _SHOWN_PATH)}: " if path else ""
         return f"{place}{shown(self.number)} is beyond 64 bits: integers go from {SMALLEST} to {LARGEST}"
 
 
 def long_integer_in(value: Any) -> LongInteger | None:
-    """The first integer in lists, maps and structs of `value` that is beyond 64 bits."""
-    if isinstance(value, int):
-        return None if SMALLEST <= value <= LARGEST else LongInteger("", value)
-    for step, part in _parts(value):
-        inner = long_integer_in(part)
-        if inner is not None:
-            return LongInteger(f"{step}{inner.path}", inner.number)
+    """The first integer in lists, maps and structs of `value` that is beyond 64 bits.
+
+    The walk keeps its own stack, as a request may be nested as deep as Python's stack allows.
+    """
+    steps, levels = list[str](), [iter([("", value)])]
+    while levels:
+        for step, part in levels[-1]:
+            if not isinstance(part, int):
+                steps.append(step)
+                levels.append(_parts(part))
+                break
+            if not SMALLEST <= part <= LARGEST:
+                return LongInteger("".join([*steps, step]), part)
+        else:
+            levels.pop()
+            del steps[-1:]
     return None
+
+
+def unsendable(call: Call, error: Exception) -> InvalidInput:
+    """The error of a request that no message can carry; `error` is one of `UNSENDABLE`."""
+    long = long_integer_in(call) if isinstance(error, OverflowError) else None
+    return InvalidInput(_TOO_DEEP if long is None else str(long))
 
 
 def shown(number: int) -> str:
@@ -334,9 +356,10 @@ def shown(number: int) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
-def _parts(value: Any) -> Iterable[tuple[str, Any]]:
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, msgspec.Struct):
-        return [(f".{name}", getattr(value, name)) for name in value.__struct_fields__]
+        return ((f".{name}", getattr(value, name)) for name in value.__struct_fields__)
     if isinstance(value, Mapping):
-        return [(f".{str(name)[:_SHOWN]}", part) for name, part in value.items()]
-    return [(f"[{at}]", part) for at, part in enumerate(value)] if isinstance(value, list | tuple) else ()
+        return ((f".{str(name)[:_SHOWN]}", part) for name, part in value.items())
+    entries = value if isinstance(value, list | tuple) else ()
+    return ((f"[{at}]", part) for at, part in enumerate(entries))

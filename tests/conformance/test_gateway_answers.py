@@ -37,6 +37,7 @@ RERANK = {
     "documents": ["0.25", "7.5", "-3", "7.5"],
     "return_documents": True,
 }
+HUGE = {"numbers": [1, {"beyond": 2**70}]}
 EVERY = ["dense", "sparse", "multivector"]
 SAY = {"model": CHAT, "messages": [{"role": "user", "content": "tell me a story"}], "max_tokens": 12}
 ANSWER: dict[str, Any] = {"model": CHAT, "input": "tell me a story", "max_output_tokens": 16}
@@ -116,6 +117,12 @@ def errors() -> dict[str, Asked]:
         **in_both("a model of another operation", "/v1/encode/ranker", {"items": ITEMS}),
         **in_both("an input that fails", "/v1/encode/plain", {"items": [{"text": "#raise"}]}),
         **in_both("an input that is not finite", "/v1/encode/plain", {"items": [{"text": "#nan"}, *ITEMS]}),
+        "an option beyond 64 bits": Asked("/v1/encode/plain", {"items": ITEMS, "params": {"options": HUGE}}),
+        "metadata beyond 64 bits": Asked("/v1/encode/plain", {"items": [{"text": "a", "metadata": HUGE}]}),
+        "an option of score beyond 64 bits": Asked("/v1/score/ranker", {**SCORE, "options": HUGE}),
+        "a schema beyond 64 bits": Asked(
+            "/v1/extract/finder", {"items": ITEMS, "params": {"labels": ["x"], "output_schema": HUGE}}
+        ),
         **in_both("no query", "/v1/score/ranker", {"items": ITEMS}),
         **in_both("labels that are wrong", "/v1/extract/finder", {"items": ITEMS, "params": {"labels": [1]}}),
         "no msgpack": Asked("/v1/encode/plain", b"\xc1", headers=MSGPACK.headers),
@@ -163,6 +170,10 @@ def errors() -> dict[str, Asked]:
         "a wrong shape": [{"name": "INPUT0", "shape": [3], "datatype": "INT32", "data": [1, 2, 3]}],
     }.items():
         found[f"infer: {name}"] = Asked("/v2/models/add_sub/infer", {"inputs": inputs})
+    wide = {"inputs": [each | {"data": v.tolist()} for each, v in zip(pair(), (A, B), strict=True)]}
+    found["infer: a parameter beyond 64 bits"] = Asked(
+        "/v2/models/add_sub/infer", wide | {"parameters": HUGE}
+    )
     found["infer: an unknown model"] = Asked("/v2/models/nope/infer", {"inputs": []})
     return found
 

@@ -29,7 +29,7 @@ from frontend.engine.interface import Payload
 from frontend.engine.local import routing
 from frontend.engine.local.channel import Channel
 from frontend.engine.local.demand import Demand
-from frontend.engine.local.retry import UNSAYABLE, Attempts, Retries, unsayable
+from frontend.engine.local.retry import Attempts, Retries
 from frontend.engine.local.routing import TICK_S, Workers
 from frontend.engine.poison import PoisonList
 from frontend.engine.streams.carrying import CarriedText
@@ -40,6 +40,7 @@ from ipc.memory.input_arena import InputArena
 from ipc.processes.paths import RunPaths
 from ipc.settings import Settings
 from ipc.store.store import Store
+from ipc.wire.codec import UNSENDABLE, unsendable
 from ipc.wire.messages import GenerateCall, Work
 
 log = logging.getLogger(__name__)
@@ -149,8 +150,8 @@ class Client:
         """The history of a request that came in. Raises `InputRefused`, and `InvalidInput` for what cannot be said."""
         try:
             return self.retries.begin(work, payload)
-        except UNSAYABLE as error:
-            raise unsayable(work, error) from error
+        except UNSENDABLE as error:
+            raise unsendable(work.call, error) from error
 
     async def run(self, attempts: Attempts, attempt: Callable[[Channel, Attempts], Awaitable[T]]) -> T:
         """The outcome of `attempt` on a channel; errors that the rule of retries follows lead to another attempt."""
@@ -162,8 +163,8 @@ class Client:
                 except PenstockError as error:
                     if not await self.retries.again(attempts, channel, error):
                         raise
-        except UNSAYABLE as error:
-            raise unsayable(attempts.work, error) from error
+        except UNSENDABLE as error:
+            raise unsendable(attempts.work.call, error) from error
 
     def _channel_now(self, attempts: Attempts) -> Channel | None:
         """The channel of a worker that takes the request now, None where a wait may bring one. Raises as `_choose`."""

@@ -46,7 +46,6 @@ from frontend.engine.poison import PoisonList
 from ipc import deadline
 from ipc.errors import (
     Draining,
-    InvalidInput,
     LoraLoading,
     ModelLoading,
     ModelNotLoaded,
@@ -57,7 +56,6 @@ from ipc.errors import (
     WorkerLost,
 )
 from ipc.settings import Limits
-from ipc.wire.codec import long_integer_in
 from ipc.wire.messages import GenerateCall, Work
 
 log = logging.getLogger(__name__)
@@ -69,15 +67,6 @@ BUDGET_FLOOR = 512
 BUDGET_WINDOW_S = 10.0
 NEWS_S = 0.05
 """A worker's new state or credit follows its refusal within about this time."""
-# NOTE: free maps of a request may hold values that no message can: numbers beyond 64 bits, hundreds of levels.
-UNSAYABLE = (OverflowError, RecursionError)
-_TOO_DEEP = "options, schemas, metadata, tools or messages: values are nested too deep"
-
-
-def unsayable(work: Work, error: Exception) -> InvalidInput:
-    """The error of a request that no message can carry."""
-    long = long_integer_in(work.call) if isinstance(error, OverflowError) else None
-    return InvalidInput(_TOO_DEEP if long is None else str(long))
 
 
 class RetryBudget:

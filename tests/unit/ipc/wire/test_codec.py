@@ -358,3 +358,15 @@ def test_what_is_wrong_besides_states_is_refused() -> None:
         codec.decode_to_frontend(msgspec.msgpack.encode(parts))
     with pytest.raises(ProtocolError):
         codec.decode_to_frontend(msgspec.msgpack.encode(["models", [[5]], True, 0]))
+
+
+@pytest.mark.parametrize("levels", [0, 3, 100_000])
+def test_an_integer_beyond_64_bits_is_found_with_its_path_however_deep(levels: int) -> None:
+    value: Any = 1 << 64
+    for _ in range(levels):
+        value = [value]
+    long = codec.long_integer_in({"a": [1, -(1 << 63), "b"], "c": Cancel(5), "d": {"e": value}})
+    assert long == (f".d.e{'[0]' * levels}", 1 << 64)
+    said = str(codec.unsendable(EncodeCall([], [], options={"x": value}), OverflowError()))
+    assert said.startswith("options.x") and len(said) < 1000
+    assert said.endswith(f": {1 << 64} is beyond 64 bits: integers go from {-(1 << 63)} to {(1 << 64) - 1}")
