@@ -58,13 +58,13 @@ providers._get_local_constants = Constants
 SHARED_SERVERS = (
     "fakes",
     "families",
+    "hostile_server",
     "keyed_server",
     "kserve_server",
     "limited_server",
     "minilm_server",
     "sie",
     "trtis_server",
-    "warm_server",
 )
 """Fixtures of scope `session` that start a server for several files."""
 

@@ -57,21 +57,38 @@ class Families(NamedTuple):
     place: Path
 
 
+class Warm(NamedTuple):
+    """A server that has answered, its only frontend's pid, and that frontend's memory before the first bad request."""
+
+    server: Server
+    pid: int
+    nbytes: int
+
+
 @pytest.fixture(scope="session")
-def warm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, int, int]]:
-    """A warm server, its only frontend's pid, and that frontend's memory before the first bad request."""
+def hostile_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server that waits for no body for long."""
     settings = {"limits.max_body_bytes": MAX_BODY_BYTES, "server.body_floor_after_s": 1.0}
     models = ("fake/echo", "fake/score")
     with serving(tmp_path_factory.mktemp("hostile"), models, settings, supervised=False) as server:
-        for form in FORMS:
-            for _ in range(20):
-                assert form.post(server, PATH, {"items": [{"text": "warm"}]}).status == 200
-        pid = server.frontend_pids()[0]
-        yield server, pid, private_bytes(pid)
+        yield server
+
+
+either_hostile = ways_to("hostile_server")
+
+
+@pytest.fixture(scope="module")
+def warm_server(either_hostile: Server) -> Warm:
+    """That server, or a gateway whose only box is this server."""
+    for form in FORMS:
+        for _ in range(20):
+            assert form.post(either_hostile, PATH, {"items": [{"text": "warm"}]}).status == 200
+    [pid] = either_hostile.frontend_pids()
+    return Warm(either_hostile, pid, private_bytes(pid))
 
 
 @pytest.fixture
-def unharmed(warm_server: tuple[Server, int, int]) -> Iterator[Server]:
+def unharmed(warm_server: Warm) -> Iterator[Server]:
     """The server; afterwards the same frontend answers a good request, and holds no memory of the bad one."""
     server, pid, before = warm_server
     yield server

@@ -10,6 +10,7 @@ import pytest
 
 from ipc.memory.datatypes import DATATYPES
 from tests.harness.apart import Apart, functions_of
+from tests.harness.cluster import GATEWAY, ways_to
 from tests.harness.rpc import address_of, grpc_settings
 from tests.harness.server import Server, serving
 from tests.harness.status import wait_joined
@@ -31,7 +32,7 @@ def write_identities(repository: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     place = tmp_path_factory.mktemp("kserve-client")
     repository = write_repository(place / "models", MODELS, SCRIPTED)
     write_identities(repository)
@@ -49,15 +50,42 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield running
 
 
+server = ways_to("local")
+
+
 @pytest.fixture(scope="module")
 def clients() -> Iterator[dict[str, Apart]]:
     with ExitStack() as stack:
         yield {module: stack.enter_context(Apart(module)) for module in CLIENTS}
 
 
-@pytest.mark.parametrize(
-    ("module", "case"), [(module, case) for module in CLIENTS for case in functions_of(module, "check_")]
-)
-def test_the_public_clients(server: Server, clients: dict[str, Apart], module: str, case: str) -> None:
+def each(prefix: str) -> pytest.MarkDecorator:
+    """The calls of all clients whose names begin so."""
+    cases = [(module, case) for module in CLIENTS for case in functions_of(module, prefix)]
+    return pytest.mark.parametrize(("module", "case"), cases)
+
+
+def call(server: Server, clients: dict[str, Apart], module: str, case: str) -> None:
+    """Run one of the calls."""
     address = address_of(server) if "grpc" in module else f"127.0.0.1:{server.port}"
     clients[module].call(case, address=address)
+
+
+@each("check_")
+def test_the_public_clients(server: Server, clients: dict[str, Apart], module: str, case: str) -> None:
+    call(server, clients, module, case)
+
+
+@each("host_")
+def test_loads_and_regions_of_the_public_clients(
+    local: Server, clients: dict[str, Apart], module: str, case: str
+) -> None:
+    call(local, clients, module, case)
+
+
+@each("gateway_")
+@pytest.mark.parametrize("server", [GATEWAY], indirect=True)
+def test_a_gateway_has_neither_loads_nor_regions(
+    server: Server, clients: dict[str, Apart], module: str, case: str
+) -> None:
+    call(server, clients, module, case)

@@ -9,6 +9,7 @@ import grpc
 import pytest
 
 from ipc.protos import kserve_v2_pb2 as pb
+from tests.harness.cluster import ways_to
 from tests.harness.rpc import Rpc, address_of, failure_of
 from tests.harness.server import Answer, Server
 
@@ -31,10 +32,7 @@ TRACE = {
 SERVER, MODEL = "/v2/trace/setting", "/v2/models/add_sub/trace/setting"
 
 
-@pytest.fixture
-def server(kserve_server: Server) -> Server:
-    """The server that the files of KServe share."""
-    return kserve_server
+server = ways_to("kserve_server")
 
 
 @pytest.fixture

@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 
 from tests.conformance.wire import assert_refused, assert_refused_openai
+from tests.harness.cluster import ways_to
 from tests.harness.server import Server
+
+server = ways_to("sie")
 
 TEXTS = [{"text": "a"}]
 LONG = "a" * (1 << 20) + "b"
@@ -25,6 +28,7 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
     "lora": ("extract", params(options={"lora_id": 5}), "params.options.lora_id"),
     "label": ("extract", params(labels=["\n"]), "params.labels[0]"),
     "schema": ("extract", params(output_schema={"a": "b" * 70_000}), "params.output_schema"),
+    "long integer": ("extract", params(output_schema={"a": [1 << 70]}), "params.output_schema.a[0]"),
     "query": ("score", {"query": {"text": LONG}, "items": TEXTS}, "query.text"),
     "profile": ("score", {"query": TEXTS[0], "items": TEXTS, "options": {"profile": 5}}, "options.profile"),
 }
@@ -38,15 +42,15 @@ BAD_ELSEWHERE: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_bad_body_wins_over_an_unknown_model(sie: Server, name: str) -> None:
+def test_a_bad_body_wins_over_an_unknown_model(server: Server, name: str) -> None:
     route, body, field = BAD[name]
-    message = assert_refused(sie.post(f"/v1/{route}/org/none", body), 400, "INVALID_INPUT")
+    message = assert_refused(server.post(f"/v1/{route}/org/none", body), 400, "INVALID_INPUT")
     assert message.startswith(f"{field}: ")
 
 
 @pytest.mark.parametrize("name", BAD_ELSEWHERE)
-def test_a_bad_body_wins_in_the_forms_of_others_too(sie: Server, name: str) -> None:
+def test_a_bad_body_wins_in_the_forms_of_others_too(server: Server, name: str) -> None:
     route, body, beginning = BAD_ELSEWHERE[name]
-    answer = sie.post(f"/v1/{route}", {"model": "org/none", **body})
+    answer = server.post(f"/v1/{route}", {"model": "org/none", **body})
     message = assert_refused_openai(answer, 400, "INVALID_INPUT", "invalid_input")
     assert message.startswith(beginning)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conformance.conftest import Warm
 from tests.conformance.hostile import (
     LARGE_S,
     MAX_BODY_BYTES,
@@ -130,13 +131,13 @@ def test_a_text_of_100_mb_is_refused_with_its_place_size_and_limit(unharmed: Ser
 
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_millions_of_small_elements_are_refused_without_the_memory_for_them(
-    warm_server: tuple[Server, int, int], unharmed: Server, bomb: str
+    warm_server: Warm, unharmed: Server, bomb: str
 ) -> None:
     form, before, element, after = BOMBS[bomb]
     body = before + element * min(MANY, 100_000_000 // len(element)) + after
-    status = Path(f"/proc/{warm_server[1]}/status")
+    status = Path(f"/proc/{warm_server.pid}/status")
     (status.parent / "clear_refs").write_text("5")  # the peak starts again from here, see proc(5)
-    held = private_bytes(warm_server[1])
+    held = private_bytes(warm_server.pid)
     assert_refused(send(unharmed, form, body, within_s=LARGE_S), 400, "INVALID_INPUT")
     peak = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
     # The body arrives in pieces, is put together, and is looked at without its strings: three times its size at most.

@@ -17,6 +17,7 @@ from ipc.protos import trtis_v1_pb2 as trtis_pb
 from tests.conformance.kserve import post
 from tests.conformance.trtis import infer as infer_of_trtis
 from tests.conformance.trtis_transports import Stub
+from tests.harness.cluster import ways_to
 from tests.harness.rpc import Rpc, address_of, grpc_settings
 from tests.harness.server import Server, serving
 from tests.tiny import onnx_files, programs
@@ -60,7 +61,7 @@ DATATYPES = {"int64": "INT64", "int32": "INT32", "float32": "FP32"}
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     pytest.importorskip("onnxruntime")
     place = tmp_path_factory.mktemp("speaking")
     models = place / "models"
@@ -87,6 +88,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     }
     with serving(place, (), grpc_settings(**settings), supervised=False) as running:
         yield running
+
+
+server = ways_to("local")
 
 
 def side(array: np.ndarray) -> dict[str, Any]:

@@ -32,9 +32,9 @@ QUERY = "What turns the wheel?"
 
 
 @pytest.fixture
-def server(families: Families) -> Server:
-    """The server of all families, whose settings name the models of requests without a model."""
-    return families.server
+def server(either_families: Families) -> Server:
+    """The server of all families, whose settings name the models of requests without a model, or a gateway beside."""
+    return either_families.server
 
 
 def asked(server: Server, path: str, body: dict[str, Any]) -> Any:
@@ -174,13 +174,13 @@ def read_by_the_model(place: Path, tokenizer: Any, text: str) -> np.ndarray:
 
 
 def test_langchains_embeddings_of_openai_send_texts_or_token_ids(
-    families: Families, monkeypatch: pytest.MonkeyPatch
+    either_families: Families, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import langchain_openai
     import tiktoken
 
-    server = families.server
-    place = families.place / "encoders" / "dense_mean"
+    server = either_families.server
+    place = either_families.place / "encoders" / "dense_mean"
     tokenizer = AutoTokenizer.from_pretrained(place)
     monkeypatch.setattr(tiktoken, "encoding_for_model", lambda name: ModelsOwnIds(tokenizer))
     of_ids = np.array([read_by_the_model(place, tokenizer, text) for text in TEXTS])

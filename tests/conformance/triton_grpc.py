@@ -178,6 +178,25 @@ def check_versions(address: str) -> None:
         assert metadata["versions"] == ["1", "2", "3"]
 
 
+def gateway_loads_and_regions_are_refused(address: str) -> None:
+    with triton.InferenceServerClient(address) as client:
+        index = {(one.name, one.version): one.state for one in client.get_model_repository_index().models}
+        assert index["versions_all", "2"] == "READY"
+        for call in (client.load_model, client.unload_model):
+            refused(lambda call=call: call("versions_all"), "UNIMPLEMENTED", "models run elsewhere")  # type: ignore[misc]
+        status, away = "INVALID_ARGUMENT", "models run on other hosts"
+        refused(lambda: client.register_system_shared_memory("x", "client_x", 64), status, away)
+        refused(client.unregister_system_shared_memory, status, away)
+        refused(client.get_system_shared_memory_status, status, away)
+        refused(lambda: client.register_cuda_shared_memory("x", b"eA==", 0, 64), status, away)
+        refused(client.get_cuda_shared_memory_status, status, away)
+        client.unregister_cuda_shared_memory()
+        first, second = pair()
+        first.set_shared_memory("x", A.nbytes)
+        refused(lambda: client.infer("add_sub", [first, second]), status, away)
+        expect_sum(client.infer("add_sub", pair()))
+
+
 def check_errors(address: str) -> None:
     half = [tensor("INPUT0", A, "INT32")]
     with triton.InferenceServerClient(address) as client:
@@ -239,7 +258,7 @@ def check_statistics(address: str) -> None:
         refused(lambda: client.get_inference_statistics("unknown"), "INVALID_ARGUMENT", "is not available")
 
 
-def check_repository(address: str) -> None:
+def host_repository(address: str) -> None:
     image = [tensor("INPUT", np.zeros((1, 4), np.int32), "INT32")]
     with triton.InferenceServerClient(address) as client:
 
@@ -275,7 +294,7 @@ def check_settings(address: str) -> None:
         refused(lambda: client.get_trace_settings("unknown"), "INVALID_ARGUMENT")
 
 
-def check_system_shared_memory(address: str) -> None:
+def host_system_shared_memory(address: str) -> None:
     nbytes, name = A.nbytes, f"client_{uuid.uuid4().hex[:8]}"
     region = shared_memory.create_shared_memory_region("inputs", name, 4 * nbytes)
     try:
@@ -312,7 +331,7 @@ def _infer_in_shared_memory(client: triton.InferenceServerClient, key: str, nbyt
     assert client.get_system_shared_memory_status(as_json=True).get("regions", {}) == {}
 
 
-def check_cuda_shared_memory_without_a_gpu(address: str) -> None:
+def host_cuda_shared_memory_without_a_gpu(address: str) -> None:
     with triton.InferenceServerClient(address) as client:
         client.unregister_cuda_shared_memory()
         refused(lambda: client.get_cuda_shared_memory_status(), "UNIMPLEMENTED", "CUDA")
@@ -446,7 +465,7 @@ def check_sequences_in_a_stream(address: str) -> None:
         client.stop_stream()
 
 
-def check_loads_that_bring_something(address: str) -> None:
+def host_loads_that_bring_something(address: str) -> None:
     with triton.InferenceServerClient(address) as client:
         client.load_model("brought", config=config_of(2), files=files())
         assert client.infer("brought", infer_brought(tensor)).as_numpy("OUTPUT").tolist() == [[5]]

@@ -71,7 +71,7 @@ def check_health_and_metadata(address: str) -> None:
         assert not client.is_model_ready("add_sub", "9") and not client.is_model_ready("unknown")
         server = client.get_server_metadata()
         assert server["name"] == "penstock" and server["version"]
-        assert {"binary_tensor_data", "statistics", "system_shared_memory"} <= set(server["extensions"])
+        assert {"binary_tensor_data", "statistics", "sequence"} <= set(server["extensions"])
         model = client.get_model_metadata("add_sub")
         assert (model["name"], model["versions"]) == ("add_sub", ["1"])
         assert model["inputs"][0] == {"name": "INPUT0", "datatype": "INT32", "shape": [-1, 16]}
@@ -189,7 +189,7 @@ def check_statistics(address: str) -> None:
         refused(lambda: client.get_inference_statistics("unknown"), "400", "is not available")
 
 
-def check_repository(address: str) -> None:
+def host_repository(address: str) -> None:
     zeros = [tensor("INPUT", np.zeros((1, 4), np.int32), "INT32")]
     with triton.InferenceServerClient(address) as client:
 
@@ -221,12 +221,13 @@ def check_settings(address: str) -> None:
         refused(lambda: client.get_trace_settings("unknown"), "400")
 
 
-def check_system_shared_memory(address: str) -> None:
+def host_system_shared_memory(address: str) -> None:
     nbytes, key = A.nbytes, f"client_{uuid.uuid4().hex[:8]}"
     region = shared_memory.create_shared_memory_region("tensors", key, 4 * nbytes)
     try:
         shared_memory.set_shared_memory_region(region, [A, B])
         with triton.InferenceServerClient(address) as client:
+            assert "system_shared_memory" in client.get_server_metadata()["extensions"]
             client.unregister_system_shared_memory()
             client.unregister_cuda_shared_memory()
             _infer_in_shared_memory(client, key, nbytes)
@@ -258,6 +259,27 @@ def _infer_in_shared_memory(client: triton.InferenceServerClient, key: str, nbyt
     assert client.get_system_shared_memory_status() == []
 
 
+def gateway_loads_and_regions_are_refused(address: str) -> None:
+    with triton.InferenceServerClient(address) as client:
+        extensions = set(client.get_server_metadata()["extensions"])
+        assert not extensions & {"system_shared_memory", "cuda_shared_memory"}
+        index = {(one["name"], one["version"]): one["state"] for one in client.get_model_repository_index()}
+        assert index["versions_all", "2"] == "READY"
+        for call in (client.load_model, client.unload_model):
+            refused(lambda call=call: call("versions_all"), "501", "models run elsewhere")  # type: ignore[misc]
+        away = "models run on other hosts"
+        refused(lambda: client.register_system_shared_memory("x", "client_x", 64), "400", away)
+        refused(client.unregister_system_shared_memory, "400", away)
+        refused(client.get_system_shared_memory_status, "400", away)
+        refused(lambda: client.register_cuda_shared_memory("x", b"eA==", 0, 64), "400", away)
+        refused(client.get_cuda_shared_memory_status, "400", away)
+        client.unregister_cuda_shared_memory()
+        first, second = pair()
+        first.set_shared_memory("x", A.nbytes)
+        refused(lambda: client.infer("add_sub", [first, second]), "400", away)
+        expect_sum(client.infer("add_sub", pair()))
+
+
 def check_errors(address: str) -> None:
     with triton.InferenceServerClient(address) as client:
         refused(lambda: client.infer("unknown", pair()), "404", "Request for unknown model")
@@ -265,7 +287,7 @@ def check_errors(address: str) -> None:
         refused(lambda: client.infer("add_sub", pair(), model_version="9"), "404", "version 9 is not found")
 
 
-def check_loads_that_bring_something(address: str) -> None:
+def host_loads_that_bring_something(address: str) -> None:
     with triton.InferenceServerClient(address) as client:
         client.load_model("brought", config=config_of(2), files=files())
         assert client.infer("brought", infer_brought(tensor)).as_numpy("OUTPUT").tolist() == [[5]]
@@ -306,7 +328,7 @@ def check_sequences(address: str) -> None:
         assert totals == [1, 3, 6]
 
 
-def check_cuda_shared_memory_without_a_gpu(address: str) -> None:
+def host_cuda_shared_memory_without_a_gpu(address: str) -> None:
     with triton.InferenceServerClient(address) as client:
         client.unregister_cuda_shared_memory()
         refused(lambda: client.get_cuda_shared_memory_status(), "501", "CUDA")

@@ -86,7 +86,7 @@ def check_sequences(address: str) -> None:
     asyncio.run(run())
 
 
-def check_repository(address: str) -> None:
+def host_repository(address: str) -> None:
     async def run() -> None:
         async with aio.InferenceServerClient(address) as client:
             await client.unload_model("versions_all")
@@ -103,7 +103,7 @@ def check_repository(address: str) -> None:
     asyncio.run(run())
 
 
-def check_loads_that_bring_something(address: str) -> None:
+def host_loads_that_bring_something(address: str) -> None:
     async def run() -> None:
         async with aio.InferenceServerClient(address) as client:
             await client.load_model("brought_aio", config=config_of(2), files=files())
@@ -127,7 +127,7 @@ def check_settings(address: str) -> None:
     asyncio.run(run())
 
 
-def check_shared_memory(address: str) -> None:
+def host_shared_memory(address: str) -> None:
     async def run(key: str, nbytes: int) -> None:
         async with aio.InferenceServerClient(address) as client:
             await client.unregister_system_shared_memory()

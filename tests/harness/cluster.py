@@ -17,6 +17,7 @@ import sys
 import uuid
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ _OF_FRONTENDS = tuple(
         "LOG",
         "QUEUE",
         "SERVER",
+        "SHARED_MEMORY",
         "TRACING",
     )
 )
@@ -243,14 +245,14 @@ def gateway_beside(place: Path, server: Server, key: Mapping[str, str] | None = 
 def ways_to(
     of: str,
     others: Mapping[str, Callable[[Path, Server], AbstractContextManager[Server]]] | None = None,
-    key: Mapping[str, str] | None = None,
+    key: Callable[[Any], Mapping[str, str]] | None = None,
 ) -> Any:
     """A fixture of a file, which has the server of the fixture `of` by each of `WAYS` and by those of `others`.
 
     `of` gives a `Server`, or a named tuple whose field `server` is the server; the fixture gives the same. `others` are
-    starts of a further server beside the first, by the name of their cases. `key` as in `gateway_beside`.
+    starts of a further server beside the first, by the name of their cases. `key` makes the headers of a client that
+    may list models from what `of` gives.
     """
-    beside = {"gateway": lambda place, server: gateway_beside(place, server, key), **(others or {})}
 
     def ways(
         request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, **fixtures: Any
@@ -260,6 +262,8 @@ def ways_to(
             yield local
             return
         server = local if isinstance(local, Server) else local.server
+        gateway = partial(gateway_beside, key=key(local) if key else None)
+        beside = {"gateway": gateway, **(others or {})}
         with beside[request.param](tmp_path_factory.mktemp("beside"), server) as near:
             yield near if isinstance(local, Server) else local._replace(server=near)
 
@@ -286,6 +290,11 @@ def gateway_over(
         wait_until(lambda: serves(server), what="the first answer of a box")
         wait_until(lambda: living(server) == boxes, what="all boxes")
         yield server
+
+
+def is_gateway(server: Server) -> bool:
+    """Whether models run at boxes, so that the server has no regions and loads no models by name."""
+    return server.environment.get("PENSTOCK_SERVER__ENGINE") == "cluster"
 
 
 def living(server: Server) -> set[str]:

@@ -49,7 +49,7 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield running
 
 
-server = ways_to("local", key=bearer(KEY))
+server = ways_to("local", key=lambda _: bearer(KEY))
 
 
 @pytest.fixture
