@@ -105,10 +105,10 @@ class PlayedRun:
             self.was_cancelled = True
             raise
 
-    def say(self, number: int) -> None:
-        """The answer is a tensor OUTPUT with one number."""
-        refs, nbytes = layout([("OUTPUT", "int32", [1, 1])])
-        data = memoryview(np.int32(number).tobytes().ljust(nbytes, b"\0"))
+    def say(self, number: int, count: int = 1) -> None:
+        """The answer is a tensor OUTPUT with one number, `count` times."""
+        refs, nbytes = layout([("OUTPUT", "int32", [1, count])])
+        data = memoryview(np.full(count, number, np.int32).tobytes().ljust(nbytes, b"\0"))
         result = Result(1, None, refs, [], [], [], Timing(1, 2, 3, 4))
         self._answer.set_result(Answer(result, data, worker="worker-0", uuid="cpu"))
 

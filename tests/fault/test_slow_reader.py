@@ -14,6 +14,8 @@ import pytest
 
 from tests.fakes.adapter import vector_of
 from tests.fault import rounds, serving
+from tests.harness.broker import Broker
+from tests.harness.cluster import WAYS, bridge_beside, gateway
 from tests.harness.quiet import OF_THE_ARENA, wait_quiet
 from tests.harness.raw import RawClient
 from tests.harness.server import Server, wait_until
@@ -24,6 +26,8 @@ ITEMS = 100
 BESIDE = 40
 """Items for whose answer there is room beside a copy of a large one."""
 COPY_AFTER_S = 1.5
+ONE_PIECE = 64
+"""Items of a request that a gateway does not cut; room is for two such answers."""
 STALL_S = 3.0
 MIB = 1 << 20
 RECEIVE_NBYTES = 64 << 10
@@ -43,6 +47,27 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         tmp_path_factory.mktemp("slow"), models=("fake/large",), settings=settings, supervised=False
     ) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def near(server: Server, place: Path, one_broker: Broker) -> Iterator[Server]:
+    """A gateway over the workers of `server`, with the same settings."""
+    settings = {**SETTINGS, "server.write_stall_s": 600}
+    with (
+        bridge_beside(server, one_broker.url),
+        gateway(place / "near", [one_broker.url], settings) as running,
+    ):
+        wait_until(lambda: running.encode("fake/large", ["x"]).status == 200, what="the first answer")
+        yield running
+
+
+@pytest.fixture(params=WAYS)
+def either(request: pytest.FixtureRequest, server: Server) -> Server:
+    """`server`, or the gateway over its workers."""
+    if request.param == "workers":
+        return server
+    found: Server = request.getfixturevalue("near")
+    return found
 
 
 @pytest.fixture
@@ -141,9 +166,11 @@ def test_a_client_that_stops_reading_is_dropped_and_its_memory_comes_back(strict
 
 
 @pytest.mark.long
-def test_slow_readers_beyond_the_room_for_copies_are_cut_off_and_the_arena_is_free(server: Server) -> None:
+def test_slow_readers_beyond_the_room_for_copies_are_cut_off_and_the_arena_is_free(
+    either: Server, server: Server
+) -> None:
     with ExitStack() as stack:
-        clients = [stack.enter_context(asked(server, f"crowd {number}")) for number in range(2)]
+        clients = [stack.enter_context(asked(either, f"crowd {number}")) for number in range(2)]
         wait_free_arena(server)
         outcomes = []
         for number, client in enumerate(clients):
@@ -156,3 +183,23 @@ def test_slow_readers_beyond_the_room_for_copies_are_cut_off_and_the_arena_is_fr
                 outcomes.append("whole")
     assert sorted(outcomes) == ["cut", "whole"]
     wait_quiet(server)
+
+
+@pytest.mark.long
+def test_answers_of_one_piece_wait_at_a_gateway_until_slow_readers_have_theirs(
+    near: Server, server: Server
+) -> None:
+    before = resident_nbytes(near)
+    with asked(near, "first", ONE_PIECE) as first, asked(near, "second", ONE_PIECE) as second:
+        with RawClient(near.port, RECEIVE_NBYTES) as third:
+            third.encode("fake/large", texts("third", ONE_PIECE))
+            wait_until(lambda: near.metric("penstock_requests_in_flight") == 1, what="the third request")
+            wait_free_arena(server)
+            assert near.encode("fake/echo", ["small"]).status == 200
+            held = resident_nbytes(near) - before
+            assert held < SETTINGS["arena.copy_out_bytes"] + 48 * MIB, f"{held >> 20} MiB held"
+            assert_right(first.read(first.expected_nbytes), "first", ONE_PIECE)
+            assert third.head()[0] == 200
+            assert_right(third.read(third.expected_nbytes), "third", ONE_PIECE)
+        assert_right(second.read(second.expected_nbytes), "second", ONE_PIECE)
+    wait_until(lambda: resident_nbytes(near) - before < 48 * MIB, what="the end of the answers")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -65,7 +66,15 @@ class ChatStream:
     `longest_s` is the longest time between two pieces.
     """
 
-    def __init__(self, port: int, prompt: str, max_tokens: int, timeout_s: float = 60, **fields: Any) -> None:
+    def __init__(
+        self,
+        port: int,
+        prompt: str,
+        max_tokens: int,
+        timeout_s: float = 60,
+        headers: Mapping[str, str] | None = None,
+        **fields: Any,
+    ) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
         body = {
             "model": MODEL,
@@ -75,9 +84,8 @@ class ChatStream:
             "stream": True,
             **fields,
         }
-        self._connection.request(
-            "POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"}
-        )
+        sent = {"Content-Type": "application/json", **(headers or {})}
+        self._connection.request("POST", "/v1/chat/completions", json.dumps(body), sent)
         self._response: http.client.HTTPResponse | None = None
         self.chunks = 0
         self.text = ""

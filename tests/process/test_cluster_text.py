@@ -5,6 +5,7 @@ Box `a` has a frontend of its own, which is the local server to compare with.
 
 from __future__ import annotations
 
+import secrets
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ import pytest
 
 from frontend.engine.streams import homes
 from ipc.wire.messages import GenerateCall
+from tests.fakes.collector import Collector, collecting
 from tests.fakes.held_text import HELD_AFTER, hold_of
 from tests.harness.broker import PATIENCE_S, Broker
 from tests.harness.chat import MODEL, ChatStream, chat_catalogs
@@ -53,8 +55,16 @@ def text_box(place: Path, name: str, one: Broker, settings: Mapping[str, Any]) -
 
 
 @pytest.fixture(scope="module")
-def near(place: Path, one_broker: Broker, boxes: tuple[Box, Box]) -> Iterator[Server]:
-    with gateway(place / "near", [one_broker.url]) as server:
+def collector() -> Iterator[Collector]:
+    """Takes the spans of `near`, of requests whose traceparent says so."""
+    with collecting() as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def near(place: Path, one_broker: Broker, boxes: tuple[Box, Box], collector: Collector) -> Iterator[Server]:
+    traced = {"tracing.endpoint": collector.url, "tracing.sample_ratio": 0}
+    with gateway(place / "near", [one_broker.url], traced) as server:
         wait_until(lambda: living(server) == {"a", "b"}, what="both boxes")
         wait_until(lambda: chat(server, "hello").status == 200, what="the first text")
         yield server
@@ -128,6 +138,31 @@ def test_chat_completions_are_those_of_the_local_server(near: Server, local: Ser
         assert answers[0] == answers[1]
     refused = [chat(server, "x", 0) for server in (local, near)]
     assert refused[0].status == refused[1].status == 422 and refused[0].body == refused[1].body
+
+
+def test_the_spans_of_a_streamed_text_are_one_trace_with_the_times_of_its_box(
+    near: Server, collector: Collector
+) -> None:
+    trace_id, caller = secrets.token_hex(16), secrets.token_hex(8)
+    headers = {"traceparent": f"00-{trace_id}-{caller}-01"}
+    with ChatStream(near.port, prompt_for("b"), 12, headers=headers) as stream:
+        assert stream.rest().is_whole
+    wait_until(lambda: collector.server_span(trace_id), what="the server span")
+    spans = {span.name: span for span in collector.of(trace_id)}
+    root, prepare = spans.pop("POST /v1/chat/completions"), spans.pop("prepare")
+    assert not spans, "a text has steps, and no batches of its own"
+    assert (root.parent_id, root.kind, root.status) == (caller, "SPAN_KIND_SERVER", "STATUS_CODE_UNSET")
+    assert root.attributes | {"penstock.request_id": ""} == {
+        "http.request.method": "POST",
+        "http.response.status_code": 200,
+        "http.route": "/v1/chat/completions",
+        "url.path": "/v1/chat/completions",
+        "penstock.request_id": "",
+        "penstock.model": MODEL,
+        "penstock.operation": "chat",
+    }
+    assert (prepare.parent_id, prepare.attributes) == (root.span_id, {"penstock.worker": "b/worker-0"})
+    assert root.start_ns <= prepare.start_ns <= prepare.end_ns <= root.end_ns
 
 
 def test_a_stored_response_is_read_continued_and_deleted_over_the_brokers(near: Server) -> None:

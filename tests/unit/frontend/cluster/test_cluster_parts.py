@@ -11,11 +11,13 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from frontend.cluster.transfers import Room
-from frontend.engine.answer import AnswerStream
+from frontend.engine.answer import Answer, AnswerStream, CopyBudget
 from frontend.engine.streams.part_stream import TELL_AFTER
+from frontend.sending import LeasedBody
 from ipc.errors import (
     DeadlineExceeded,
     InferenceFailed,
@@ -27,10 +29,11 @@ from ipc.errors import (
     WorkerLost,
 )
 from ipc.memory.tensors import layout
+from ipc.settings import Arena
 from ipc.wire.cluster import VERSION, Offer, Taken, encode, read_to_box
 from ipc.wire.cluster_answers import PartBody, PartsTold, read_parts
 from ipc.wire.cluster_names import parts as parts_of
-from ipc.wire.messages import InferCall, Result, TensorRef, Timing, Work
+from ipc.wire.messages import InferCall, Result, Step, TensorRef, Timing, Work
 from ipc.wire.streams import WINDOW
 from tests.fakes.joined_cluster import MODEL, Joined, PlayedParts, play, turn
 from tests.harness.server import eventually
@@ -245,6 +248,50 @@ def test_large_parts_for_slow_clients_take_bounded_memory_of_a_gateway(
                 await asyncio.wait_for(slow.task, 20)
                 await asyncio.wait_for(quick.task, 20)
                 assert (slow.had, quick.had) == ([large], [b"b", large, b"c"])
+        await until(lambda: not room.nbytes)
+
+    play(monkeypatch, scene, "a")
+
+
+def test_whole_answers_for_slow_clients_take_bounded_memory_of_a_gateway(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The second large answer rests while the first client does not read; a small one passes."""
+    count = 1 << 18
+
+    async def scene(joined: Joined) -> None:
+        room = joined.gateway.transfers.room = Room(4 * count + 10_000)
+        runs = joined.engines["a"].runs
+
+        def asked(number: int, count: int) -> asyncio.Task[Answer]:
+            call = InferCall([], [], 1, step=Step(number, start=True))
+            task = asyncio.ensure_future(joined.engine.run(joined.scope(), Work(MODEL, call, 0, 3, "req_1")))
+
+            async def say() -> None:
+                await until(lambda: len(runs) == number)
+                runs[-1].say(number, count)
+
+            saying.append(asyncio.ensure_future(say()))
+            return task
+
+        saying: list[asyncio.Task[None]] = []
+        answer = await asked(1, count)
+        arena, budget = Arena(slice_bytes=count), CopyBudget(0)
+        body = LeasedBody([memoryview(answer.tensors()["OUTPUT"])], answer, arena, budget)
+        del answer
+        slices = aiter(body)
+        had = [bytes(await anext(slices))]
+        second = asked(2, count)
+        await until(lambda: room.waiting == 1)
+        small = await asked(3, 1)
+        assert small.tensors()["OUTPUT"].tolist() == [[3]]
+        assert not second.done() and room.nbytes < 8 * count
+        had += [bytes(each) async for each in slices]
+        assert np.frombuffer(b"".join(had), np.int32).tolist() == [1] * count
+        del body, slices
+        assert (await second).tensors()["OUTPUT"].tolist() == [[2] * count]
+        del second
+        await asyncio.gather(*saying)
         await until(lambda: not room.nbytes)
 
     play(monkeypatch, scene, "a")
