@@ -27,7 +27,7 @@ from ipc.settings import Settings
 from ipc.wire.messages import Call, ExtractCall, GenerateCall, InputItem, ItemError, ScoreCall, TokenizeCall
 from workers import foreign
 from workers.adapters.base import Adapter, Excess, ItemFailure, ItemRefused, Prepared
-from workers.device.stepping import running, vital_thread
+from workers.device.stepping import Running, vital_thread
 from workers.operations import operation_of
 from workers.scheduling.context import Context
 from workers.scheduling.job import Job, Piece
@@ -106,7 +106,7 @@ class Preparer:
         start, total = job.prepared_items, len(job.prepared)
         stop = total if total - start == 1 else chunk_end(job.work.call, start)
         operation = operation_of(job.work.call)
-        with running(None, [Piece(job, index, job.prepared[index]) for index in range(start, stop)]):
+        with Running(None, [Piece(job, index, job.prepared[index]) for index in range(start, stop)]):
             items = operation.prepare(job.adapter, job.work.call, start, stop, job.payload)
         if operation.on_device:
             items = _readable(job.adapter, items)

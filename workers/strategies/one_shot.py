@@ -115,7 +115,7 @@ class Passes:
                 collated = collate(pieces)
             collated_ns = time.monotonic_ns()
             call = job.work.call
-            with stepping.running(context.activity, pieces), job.adapter.using(call.lora):
+            with stepping.Running(context.activity, pieces), job.adapter.using(call.lora):
                 results = operation_of(call).run(job.adapter, collated, call)
             self.came_to_end = True
             if results.named:

@@ -160,7 +160,7 @@ def test_windows_of_a_page_run_in_parts(load: Callable[..., Adapter]) -> None:
         def count() -> None:
             steps[-1] += 1
 
-        with stepping.running(Activity(), [], count):
+        with stepping.Running(Activity(), [], count):
             [found] = adapter.extract(batch_of(adapter, call))
         assert isinstance(found, Extraction)
         answers.append([(one.text, one.bbox, pytest.approx(one.score, abs=1e-5)) for one in found.entities])
@@ -175,7 +175,7 @@ def test_what_fits_the_budget_is_one_pass_without_steps(
     call = EncodeCall([InputItem("a bridge")] * 20, ["dense"], overflow="chunk")
     batch = batch_of(adapter, call)
     passes.clear()
-    with stepping.running(Activity(), [], lambda: steps.append(1)):
+    with stepping.Running(Activity(), [], lambda: steps.append(1)):
         adapter.encode(batch, frozenset(["dense"]))
     assert len(passes) == 1 and not steps
 
@@ -189,7 +189,7 @@ def test_between_two_parts_others_run_and_what_nobody_waits_for_ends(
     pieces: list[Piece] = [SimpleNamespace(job=job)]  # type: ignore[list-item]
     passes.clear()
     steps: list[int] = []
-    with stepping.running(Activity(), pieces, lambda: steps.append(len(passes))):
+    with stepping.Running(Activity(), pieces, lambda: steps.append(len(passes))):
         adapter.encode(batch, frozenset(["dense"]))
     assert steps == list(range(1, len(passes)))
 
@@ -197,7 +197,7 @@ def test_between_two_parts_others_run_and_what_nobody_waits_for_ends(
         job.state = "cancelled" if len(passes) == 3 else "open"
 
     passes.clear()
-    with stepping.running(Activity(), pieces, cancelled), pytest.raises(DeadlineExceeded):
+    with stepping.Running(Activity(), pieces, cancelled), pytest.raises(DeadlineExceeded):
         adapter.encode(batch, frozenset(["dense"]))
     assert len(passes) == 3
 

@@ -38,11 +38,11 @@ def test_each_step_starts_the_limit_anew() -> None:
         assert time.monotonic() < until
     activity.begin(60.0)
     before = activity._since
-    with stepping.running(activity, []):
+    with stepping.Running(activity, []):
         stepping.current().step()
     assert activity._since >= before and not activity.overdue()
     activity.end()
-    with stepping.running(activity, []):
+    with stepping.Running(activity, []):
         stepping.current().step()
     assert not activity.busy, "a step does not begin anything"
 
@@ -51,7 +51,7 @@ def test_the_first_of_several_parts_has_its_share_of_the_limit(monkeypatch: pyte
     clock = [1.0]
     monkeypatch.setattr("workers.device.stepping.time.monotonic", lambda: clock[0])
     activity = Activity()
-    with stepping.running(activity, []):
+    with stepping.Running(activity, []):
         for tokens, limit_s in (([100, 300], 100.0), ([400], 400.0)):
             activity.begin(400.0)
             next(stepping.each(tokens, tokens))
@@ -85,7 +85,7 @@ def test_a_turn_leaves_the_thread_between_two_steps_and_another_one_leaves_its_s
     def batch_of(name: str, state: str) -> Any:
         def run(batch: Any) -> str:
             turn = greenlet.getcurrent()
-            with stepping.running(Activity(), [piece(state)], lambda: turn.parent.switch()):
+            with stepping.Running(Activity(), [piece(state)], lambda: turn.parent.switch()):
                 for _ in range(2):
                     told.append(f"{name} {stepping.current().abandoned(0)}")
                     stepping.current().step()
@@ -129,7 +129,7 @@ def test_a_turn_keeps_nothing_of_a_batch_that_is_done() -> None:
 
 def test_an_item_is_abandoned_when_its_job_ended_or_its_deadline_passed() -> None:
     pieces = [piece(), piece("cancelled"), piece(left_s=-1.0)]
-    with stepping.running(Activity(), pieces):
+    with stepping.Running(Activity(), pieces):
         assert [stepping.current().abandoned(at) for at in range(3)] == [False, True, True]
     assert not stepping.current().abandoned(1), "outside of a batch nothing is abandoned"
 
@@ -151,7 +151,7 @@ def test_writing_goes_on_for_those_who_wait_and_ends_for_the_others(donut: Adapt
     prepared = _prepared(donut, ExtractCall(items, options=options))
     alone = donut.extract(donut.collate(prepared))
     pieces: list[Piece] = [piece(), piece("cancelled"), piece()]
-    with stepping.running(Activity(), pieces):
+    with stepping.Running(Activity(), pieces):
         found = donut.extract(donut.collate(prepared))
     assert isinstance(found[1], ItemFailure) and isinstance(alone[1], Extraction)
     assert [found[0], found[2]] == [alone[0], alone[2]]
@@ -164,7 +164,7 @@ def test_a_batch_that_nobody_waits_for_ends_at_the_next_token(
     prepared = _prepared(donut, ExtractCall(items, options={"task": "<s_cord-v2>", "max_new_tokens": 100}))
     steps = []
     monkeypatch.setattr(stepping.Steps, "step", lambda self: steps.append(1))
-    with stepping.running(Activity(), [piece("cancelled"), piece("failed")]):
+    with stepping.Running(Activity(), [piece("cancelled"), piece("failed")]):
         found = donut.extract(donut.collate(prepared))
     assert len(steps) == 1
     assert all(isinstance(one, ItemFailure) for one in found)
