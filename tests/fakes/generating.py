@@ -12,7 +12,7 @@ from ipc.wire.streams import FINISHED, TEXT, Finish, TokenLogprob
 from workers.generation.attention import PagedAttention, attend_with
 from workers.generation.blocks import BlockPool
 from workers.generation.captured import CapturedPrompts, CapturedSteps
-from workers.generation.device_drawing import DeviceDrawer
+from workers.generation.device_token_draw import DeviceDrawer
 from workers.generation.engine import Engine
 from workers.generation.flights import Reading
 from workers.generation.pictures.family import Picture

@@ -17,7 +17,7 @@ from ipc.wire.streams import HELD, STARTED
 from tests.fakes.generating import Modes
 from tests.harness.guided_model import Model
 from workers.generation.blocks import BlockPool
-from workers.generation.device_drawing import DeviceDrawer
+from workers.generation.device_token_draw import DeviceDrawer
 from workers.generation.engine import Engine
 from workers.generation.grammar import MaskFiller
 from workers.generation.request import Emission, GenerationRequest

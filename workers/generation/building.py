@@ -22,7 +22,7 @@ from ipc.settings import Generation
 from workers.generation.attention import PagedAttention
 from workers.generation.blocks import BlockPool
 from workers.generation.captured import CapturedPrompts, CapturedSteps
-from workers.generation.device_drawing import DeviceDrawer
+from workers.generation.device_token_draw import DeviceDrawer
 from workers.generation.engine import Engine
 from workers.generation.features import FeatureStore
 from workers.generation.flights import Drawer, Masks, Sampler

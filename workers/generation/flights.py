@@ -85,7 +85,7 @@ class Drawn(Protocol):
 
 
 class Drawer(Protocol):
-    """The sampling stage on the device (`workers.generation.device_drawing`)."""
+    """The sampling stage on the device (`workers.generation.device_token_draw`)."""
 
     def waits(self, sequence: Choice) -> bool:
         """Whether the next token of a sequence needs the host."""

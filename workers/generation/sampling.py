@@ -4,7 +4,7 @@
 2. The other rows are copied to float32 and changed in the contract's order: DRY, then penalties on the tokens of the
    context, then bias. Log probabilities are taken here.
 3. The grammar's mask forbids tokens. A row without a finite highest logit fails.
-4. Greedy rows take the highest logit. The others get temperature and softmax, and `drawing` draws.
+4. Greedy rows take the highest logit. The others get temperature and softmax, and `token_draw` draws.
 
 Each stage works on all rows that need the stage. What happens to a row depends on the row alone, so a seed gives the
 same text whatever else is in the batch. A token of an answer is drawn with the uniform number of its place: a sampling
@@ -27,7 +27,9 @@ from numpy.typing import NDArray
 
 from ipc.errors import InferenceFailed, InvalidInput
 from ipc.wire.streams import TokenLogprob
-from workers.generation.drawing import (
+from workers.generation.scheduler import Sequence as Choice
+from workers.generation.scheduler import Unfit
+from workers.generation.token_draw import (
     STRETCH,
     Entries,
     Ids,
@@ -39,8 +41,6 @@ from workers.generation.drawing import (
     floors_of,
     has_filters,
 )
-from workers.generation.scheduler import Sequence as Choice
-from workers.generation.scheduler import Unfit
 
 _REPEATED = 4
 """Places whose tokens may be drawn again: those of steps that have not landed."""
@@ -103,7 +103,7 @@ class State:
         self.filtered = has_filters(wish, columns)
         self.alternatives = None if wish.logprobs is None else min(wish.logprobs, columns)
         self.misses = False
-        """Whether the device could not draw a token of the sequence (`device_drawing`)."""
+        """Whether the device could not draw a token of the sequence (`device_token_draw`)."""
         self.plain = self.greedy and not self.changes and self.alternatives is None
 
 

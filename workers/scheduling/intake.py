@@ -24,7 +24,7 @@ from workers.inputs import NOTHING, ClientMemory, Payload
 from workers.operations import operation_of
 from workers.scheduling.context import Context
 from workers.scheduling.job import Job
-from workers.scheduling.job_table import arena_full, plan_output, reserve_output
+from workers.scheduling.outputs import arena_full, plan_output, reserve_output
 from workers.scheduling.preparing import Preparer, fail_unready, is_short, place_of_endpoint
 from workers.scheduling.queue import Reason
 

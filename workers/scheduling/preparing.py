@@ -31,7 +31,8 @@ from workers.device.stepping import Running, vital_thread
 from workers.operations import operation_of
 from workers.scheduling.context import Context
 from workers.scheduling.job import Job, Piece
-from workers.scheduling.job_table import JobTable, write_results
+from workers.scheduling.job_table import JobTable
+from workers.scheduling.outputs import write_results
 
 log = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from workers.device.stepping import batch_limit_s
 from workers.operations import operation_of
 from workers.scheduling.context import Context
 from workers.scheduling.job import Batch, Job, Piece, Strategy, collate, error_of, item_error
-from workers.scheduling.job_table import write_results
+from workers.scheduling.outputs import write_results
 from workers.strategies.named_outputs import Placer
 
 log = logging.getLogger(__name__)

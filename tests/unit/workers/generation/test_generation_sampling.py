@@ -15,10 +15,10 @@ from ipc.wire.messages import GenerateCall, Sampling
 from ipc.wire.streams import TokenLogprob
 from tests.harness.later import stats
 from workers.generation import sampling as stage
-from workers.generation.drawing import STRETCH, draw_filtered, draw_unfiltered, has_filters
 from workers.generation.request import GenerationRequest
 from workers.generation.sampling import BatchedSampler, NoNextToken, check_bias
 from workers.generation.scheduler import Sequence as Choice
+from workers.generation.token_draw import STRETCH, draw_filtered, draw_unfiltered, has_filters
 
 CHECKED: Any = None
 """What the sampler never looks at."""

@@ -25,7 +25,7 @@ from tests.fakes.generating import (
 from tests.fakes.replaying import ReplayedSteps, attention
 from tests.tiny import causal
 from workers.generation.building import runs_ahead
-from workers.generation.device_drawing import DeviceDrawer
+from workers.generation.device_token_draw import DeviceDrawer
 from workers.generation.engine import Engine
 from workers.generation.flights import Reading
 from workers.generation.sampling import BatchedSampler, NoNextToken, Uniforms

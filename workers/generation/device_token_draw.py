@@ -2,13 +2,13 @@
 
 1. Greedy rows take the first column of their highest logit.
 2. The others get temperature and softmax. Rows without a filter find their token by sums over stretches of columns, as
-   `drawing.draw_unfiltered` does.
+   `token_draw.draw_unfiltered` does.
 3. Rows with a filter sort their likeliest `_LOOK` tokens. A row that may keep more than these, or where equal
-   probabilities cross the border, is missed: its token is drawn by `drawing.draw_filtered` when the host reads the
+   probabilities cross the border, is missed: its token is drawn by `token_draw.draw_filtered` when the host reads the
    step, and from then on the sequence waits for its tokens.
 
-Sums are float64 and in the order of `drawing`, with the same uniform numbers. So a token is the one that the host would
-draw. Penalties, biases, grammars and log probabilities need the host.
+Sums are float64 and in the order of `token_draw`, with the same uniform numbers. So a token is the one that the host
+would draw. Penalties, biases, grammars and log probabilities need the host.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 from ipc.wire.messages import Sampling
 from ipc.wire.streams import TokenLogprob
 from workers.device.transfer import fetched, sent
-from workers.generation.drawing import LEAST, STRETCH, draw_filtered, filters_of
 from workers.generation.flights import Reading
 from workers.generation.sampling import BatchedSampler, State, check_finite, highest_of
 from workers.generation.scheduler import Sequence as Choice
+from workers.generation.token_draw import LEAST, STRETCH, draw_filtered, filters_of
 
 _LOOK, _WIDEST_LOOK = 128, 1024
 """Tokens of a row that are sorted, and the most with a large `top_k`."""
@@ -146,14 +146,14 @@ def _shares(logits: torch.Tensor, peaks: torch.Tensor, samplings: Sequence[Sampl
 
 
 def _first_above(sums: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """As `drawing._first_above`: the first column of each row whose running sum is above the target."""
+    """As `token_draw._first_above`: the first column of each row whose running sum is above the target."""
     last = sums[:, -1]
     targets = torch.minimum(targets, torch.nextafter(last, torch.zeros_like(last)))
     return (sums <= targets[:, None]).sum(1)
 
 
 def _draw_unfiltered(shares: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """As `drawing.draw_unfiltered`, on the device: int64 [rows]."""
+    """As `token_draw.draw_unfiltered`, on the device: int64 [rows]."""
     stretches = shares.unflatten(1, (-1, STRETCH))
     totals = stretches.sum(-1).double().cumsum(1)
     targets = uniforms * totals[:, -1]
@@ -167,7 +167,7 @@ def _draw_unfiltered(shares: torch.Tensor, uniforms: torch.Tensor) -> torch.Tens
 def _draw_filtered(
     shares: torch.Tensor, samplings: Sequence[Sampling], uniforms: NDArray[np.float64]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `drawing.draw_filtered`, from the likeliest tokens: int64 [rows], and whether each is sure, bool [rows]."""
+    """As `token_draw.draw_filtered`, from the likeliest tokens: int64 [rows], and whether each is sure, bool [rows]."""
     width, device = shares.shape[1], shares.device
     filters = filters_of(samplings, width)
     longest = int(filters.top_k[filters.top_k < width].max(initial=0))
