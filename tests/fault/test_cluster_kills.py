@@ -30,6 +30,7 @@ import nats
 import pytest
 from nats.js.errors import NoKeysError
 
+from frontend.state.skills import FILE as SKILLS
 from ipc.metrics import registry as metrics
 from ipc.processes.liveness import is_held
 from ipc.processes.paths import RunPaths
@@ -151,6 +152,14 @@ class Killed:
                 "locks": _locks(server),
             }
         return found | self._at_the_broker()
+
+    def has_swept(self) -> bool:
+        """Whether the spared gateway has opened its copies of state, as its first sweep with a broker does."""
+        [pid] = self.gateways[SPARED_GATEWAY].frontend_pids()
+        # A descriptor may be closed meanwhile.
+        with suppress(OSError):
+            return any(link.readlink().name == SKILLS for link in Path(f"/proc/{pid}/fd").iterdir())
+        return False
 
     def grown(self) -> dict[str, int]:
         """Tasks, threads and descriptors of the processes that are never killed."""
@@ -302,6 +311,7 @@ def test_random_kills_leave_no_block_task_consumer_key_or_file(tmp_path: Path) -
         # Pools of threads and kept connections grow with the first requests.
         with Clients(cluster.history, ports, each=3, seed=seed + 1) as clients, LargeClients(ports) as large:
             wait_until(lambda: min(map(clients.answered, ports)) > 30 and large.answered > 12, what="traffic")
+        wait_until(cluster.has_swept, 240, "a sweep of the state")
         before, counts = settled(cluster), cluster.grown()
         drawn = cluster.schedule(rounds(short=8, long=200))
         with Clients(cluster.history, ports, each=3, seed=seed) as clients, LargeClients(ports) as large:
