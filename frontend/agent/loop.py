@@ -277,10 +277,13 @@ def _is_of_tools(message: Message) -> bool:
 
 
 def _is_same(stored: Message, message: Message) -> bool:
+    """Whether two messages say the same. Two calls or results with different ids differ; a missing id equals any."""
     if stored["role"] != message["role"] or _content(stored) != _content(message):
         return False
-    ids = stored.get("tool_call_id"), message.get("tool_call_id")
-    return _functions(stored) == _functions(message) and (None in ids or ids[0] == ids[1])
+    if _functions(stored) != _functions(message):
+        return False
+    pairs = zip(_ids_by_place(stored), _ids_by_place(message), strict=True)
+    return all(not (one and other) or one == other for one, other in pairs)
 
 
 def _is_joined(stored: Message, message: Message, before: str) -> bool:
@@ -291,6 +294,11 @@ def _is_joined(stored: Message, message: Message, before: str) -> bool:
 
 def _content(message: Message) -> Content:
     return message.get("content") or ""
+
+
+def _ids_by_place(message: Message) -> list[str | None]:
+    """The id of the call that a result answers, then the ids of the calls of a turn."""
+    return [message.get("tool_call_id"), *(entry.get("id") for entry in message.get("tool_calls", ()))]
 
 
 def _functions(message: Message) -> list[Any]:

@@ -83,13 +83,15 @@ class Run:
 
     def until(self, name: str) -> dict[str, Any]:
         """The data of the next event of a name, or with a key of this name."""
+        seen = list[bytes]()
         while line := self._response.readline():
+            seen.append(line)
             told, _, text = line.decode().strip().partition(": ")
             if told == "data" and text != "[DONE]":
                 data: dict[str, Any] = json.loads(text)
                 if data.get("type") == name or name in data:
                     return data
-        raise AssertionError(f"the stream has ended without {name}")
+        raise AssertionError(f"the stream has ended without {name}: {b''.join(seen).decode()}")
 
     def asked(self) -> str:
         """The id of the next approval, once the run waits for a decision."""

@@ -157,6 +157,7 @@ _REPLY = {"role": "assistant", "content": "It is 42."}
 _OTHER = {"role": "assistant", "content": "Other"}
 _MORE = {"role": "user", "content": "And 8?"}
 _STORED = [*ASKED, _RAN, _RESULT, _REPLY]
+_AGAIN = {**_RAN, "tool_calls": [{"id": "c", "function": {"name": CODE}}]}
 _CLIENTS = {"role": "assistant", "content": None, "tool_calls": [{"id": "b", "function": {"name": OWN}}]}
 _CLIENTS_RESULT = {"role": "tool", "content": "sun", "tool_call_id": "b"}
 
@@ -172,6 +173,7 @@ _CLIENTS_RESULT = {"role": "tool", "content": "sun", "tool_call_id": "b"}
         ),
         ([_MORE], [_MORE]),
         (ASKED, [*ASKED, _RAN, _RESULT]),
+        ([*ASKED, _AGAIN], [*ASKED, _RAN, _RESULT, _AGAIN]),
         ([*_STORED, _MORE], [*_STORED, _MORE]),
         ([], []),
     ],
