@@ -18,12 +18,13 @@ from statistics import median
 
 from benchmarks import grpc_load
 from benchmarks.connection import Connection
+from benchmarks.load import Address
 from benchmarks.options import parser
 from benchmarks.processes import Server, cpu_seconds, free_port
 from benchmarks.report import Report, Row
 from benchmarks.serving import frontend_pids, worker_pids
 from benchmarks.tensor_requests import add_sub, add_sub_v1, tensor_server
-from benchmarks.wrk import JSON_HEADERS, TOOL, measure, raw_request
+from benchmarks.wrk import JSON_HEADERS, TOOL, Rate, measure, raw_request
 from ipc.protos import kserve_v2_pb2 as pb
 
 CONNECTIONS = (1, 16)
@@ -47,15 +48,6 @@ class Sample:
     failed: int
 
 
-def _http(
-    server: Server, request: tuple[str, Mapping[str, str], bytes], connections: int, seconds: int
-) -> tuple[float, float, float, int, float]:
-    """A second, p50 and p99 in milliseconds, failures, and the number of requests, which the tool may fix."""
-    path, headers, body = request
-    rate = measure(server.address, path, body, connections, seconds, headers)
-    return rate.per_s, rate.p50_ms, rate.p99_ms, rate.failed, rate.requests
-
-
 def message() -> bytes:
     """The request of `add_sub` as a ModelInferRequest."""
     raw = add_sub()[2][-128:]
@@ -65,27 +57,34 @@ def message() -> bytes:
     return made.SerializeToString()
 
 
+_REQUESTS: dict[str, tuple[str, Mapping[str, str], bytes]] = {
+    "healthz": ("/healthz", {}, b""),
+    "KServe HTTP": add_sub(),
+    "TRTIS HTTP": add_sub_v1(),
+    "encode": ("/v1/encode/fake/noop", JSON_HEADERS, _TEXT),
+}
 _RPCS = {"ServerLive": (grpc_load.LIVE, b""), "KServe gRPC": (grpc_load.INFER, message())}
 
 
-def _sample(server: Server, address: str, route: str, connections: int, seconds: int) -> Sample:
-    requests: dict[str, tuple[str, Mapping[str, str], bytes]] = {
-        "healthz": ("/healthz", {}, b""),
-        "KServe HTTP": add_sub(),
-        "TRTIS HTTP": add_sub_v1(),
-        "encode": ("/v1/encode/fake/noop", JSON_HEADERS, _TEXT),
-    }
-    frontends, workers = frontend_pids(server), worker_pids(server)
-    before = cpu_seconds(frontends), cpu_seconds(workers)
+def load(address: Address, grpc_address: str, route: str, connections: int, seconds: int) -> Rate:
+    """Load one of `ROUTES`, on the HTTP or the gRPC address of a server. Percentiles are NaN for gRPC."""
     if route in _RPCS:
         method, sent = _RPCS[route]
-        rate = grpc_load.measure(address, method, sent, connections, seconds)
-        found = (rate.per_s, float("nan"), float("nan"), rate.failed, rate.per_s * seconds)
-    else:
-        found = _http(server, requests[route], connections, seconds)
+        answered = grpc_load.measure(grpc_address, method, sent, connections, seconds)
+        requests = round(answered.per_s * seconds)
+        return Rate(answered.per_s, answered.failed, float("nan"), float("nan"), requests)
+    path, headers, body = _REQUESTS[route]
+    return measure(address, path, body, connections, seconds, headers)
+
+
+def _sample(server: Server, grpc_address: str, route: str, connections: int, seconds: int) -> Sample:
+    frontends, workers = frontend_pids(server), worker_pids(server)
+    before = cpu_seconds(frontends), cpu_seconds(workers)
+    rate = load(server.address, grpc_address, route, connections, seconds)
     used = cpu_seconds(frontends) - before[0], cpu_seconds(workers) - before[1]
-    frontend_us, worker_us = (cpu_s / max(found[4], 1) * 1e6 for cpu_s in used)
-    return Sample(route, connections, *found[:3], frontend_us, worker_us, found[3])
+    frontend_us, worker_us = (cpu_s / max(rate.requests, 1) * 1e6 for cpu_s in used)
+    times = (rate.p50_ms, rate.p99_ms, frontend_us, worker_us)
+    return Sample(route, connections, rate.per_s, *times, rate.failed)
 
 
 def apart_ms(server: Server) -> float:
