@@ -25,7 +25,7 @@ from gunicorn.arbiter import Arbiter
 
 from frontend.arbiter import configuration
 from frontend.http import listeners
-from frontend.server.drain import SUCCESSION
+from frontend.server.drain import ENDING, SUCCESSION, end_by_default
 from frontend.server.serving import PenstockWorker
 from frontend.server.state import ServerLimits
 from ipc import logs, sweep
@@ -42,7 +42,6 @@ log = logging.getLogger(__name__)
 SET_APART = math.inf
 """The age of a frontend that was told to end. A reload of Gunicorn waits for frontends of a lower age than its own."""
 EXIT_CONFIG = 3
-_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 
 
 class PatientArbiter(Arbiter):  # type: ignore[misc]
@@ -83,7 +82,7 @@ class PatientArbiter(Arbiter):  # type: ignore[misc]
 
     def spawn_worker(self) -> int:
         """Fork a frontend; the pid. A signal that comes to the arbiter meanwhile is handled at the end."""
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
         try:
             return int(super().spawn_worker())
         finally:
@@ -205,9 +204,8 @@ def pre_fork(server: Any, worker: Any) -> None:
 
 def heed_signals() -> None:
     """In a new frontend: signals that end a process do so from here on, and those that have come already do so now."""
-    for sig in _ENDING:
-        signal.signal(sig, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
+    end_by_default()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
 
 
 def post_fork(server: Any, worker: Any) -> None:

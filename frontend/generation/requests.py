@@ -26,7 +26,7 @@ from falcon.asgi import Request
 
 from frontend.generation.errors import InvalidField, MalformedBody, WrongContentType
 from frontend.generation.nested import written
-from frontend.http.fields import check_values, fault_of, mismatch_of, model_in
+from frontend.http.fields import check_values, fault_of, mismatch_of, model_in, stray_byte
 from frontend.http.rendering import off_loop_if
 from frontend.scope import RequestScope
 from frontend.services import Services
@@ -114,6 +114,8 @@ def decode(body: bytes, kind: type[T], max_items: int, aliases: Sequence[tuple[s
         raise MalformedBody("body: JSON is nested too deeply") from None
     except (msgspec.DecodeError, ValueError, OverflowError, MemoryError) as error:
         raise MalformedBody(fault_of(body) or f"body: malformed JSON: {str(error)[:200]}") from None
+    if fault := stray_byte(body, binary=False):
+        raise MalformedBody(fault)
     for names in aliases:
         _refuse_aliases(decoded, names)
     return decoded

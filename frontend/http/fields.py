@@ -9,12 +9,14 @@
 Before a body is decoded, and after its refusal:
 
 1. `check_values` refuses a large body with too many values, and `without_long_values` leaves out images and texts.
-2. `fault_of` finds the text of a JSON body that is no Unicode.
+2. `fault_of` finds the text of a JSON body that is no Unicode, `stray_byte` bytes that are not UTF-8 where a decoder
+   does not look.
 3. `model_in` finds the model that a refused body names.
 """
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -221,6 +223,29 @@ def fault_of(body: bytes | memoryview) -> str:
     return f"{place}: \\u{ord(half):04x} is half of a character, which a JSON body cannot hold"
 
 
+def stray_byte(body: bytes | memoryview, binary: bool) -> str:
+    """Path and fault of a byte that is not UTF-8 in a body that a decoder has taken; empty for none.
+
+    Decoders look at the texts that they keep, and pass over names and values of unknown fields. A msgpack body is
+    searched up to `UNCHECKED_NBYTES`, since the search builds all values of the body.
+    """
+    try:
+        if binary:
+            if len(body) <= UNCHECKED_NBYTES:
+                _ANY.decode(body)
+        elif not isinstance(body, bytes) or not body.isascii():
+            decoder = codecs.getincrementaldecoder("utf-8")()
+            for start in range(0, len(body), PIECE_NBYTES):
+                decoder.decode(body[start : start + PIECE_NBYTES], start + PIECE_NBYTES >= len(body))
+    except UnicodeDecodeError as error:
+        found = "" if binary else fault_of(body)
+        return found or f"body: byte 0x{error.object[error.start]:02x} of the body is not UTF-8"
+    except (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError, MemoryError):
+        # What an unknown field of msgpack holds may be no value of Python, and is passed over.
+        pass
+    return ""
+
+
 def _half_in(value: Any) -> tuple[str, str] | None:
     """(path, half) of the first text with one, in the order of the body.
 
@@ -248,6 +273,7 @@ class _Named(msgspec.Struct):
     model: Any = None
 
 
+_ANY = msgspec.msgpack.Decoder()
 _JSON = msgspec.json.Decoder(_Named)
 _MSGPACK = msgspec.msgpack.Decoder(_Named)
 

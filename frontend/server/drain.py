@@ -18,6 +18,8 @@ import asyncio
 import logging
 import math
 import mmap
+import os
+import signal
 import time
 from collections.abc import Callable, Iterable
 
@@ -27,6 +29,18 @@ _log = logging.getLogger(__name__)
 ROWS = 64
 """Frontends with a place of their own. More frontends share places; the last instant written to a place counts."""
 LOOK_EVERY_S = 0.05
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
+"""Signals that end a frontend."""
+
+
+def end_by_default() -> None:
+    """Have signals end this process at once, until a server listens to them.
+
+    SIGQUIT ends the process as SIGTERM: by itself SIGQUIT would also write the memory, with keys, into a core file.
+    """
+    for sig in ENDING:
+        signal.signal(sig, signal.SIG_DFL)
+    signal.signal(signal.SIGQUIT, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
 
 
 class Drain:

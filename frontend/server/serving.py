@@ -65,7 +65,7 @@ from uvicorn.server import Server
 from uvicorn_worker import UvicornWorker
 
 from frontend.server import state
-from frontend.server.drain import DRAIN, SUCCESSION, Drain
+from frontend.server.drain import DRAIN, ENDING, SUCCESSION, Drain, end_by_default
 from frontend.server.protocol import PenstockProtocol
 from frontend.server.state import (
     FrontendState,
@@ -220,7 +220,6 @@ def _close_unless_readable(connections: list[PenstockProtocol]) -> None:
 
 _log = logging.getLogger("uvicorn.error")
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 _POLL_S = 0.05
 _CANCEL_S = 0.2
 _FAST_SHUTDOWN_S = 1.0
@@ -278,12 +277,12 @@ class DrainingServer(Server):
     def capture_signals(self) -> Generator[None, None, None]:
         """Handle signals on the loop. They are not raised again at the end, so a drained process exits with 0."""
         loop = asyncio.get_running_loop()
-        for sig in _SIGNALS:
+        for sig in ENDING:
             loop.add_signal_handler(sig, self.handle_exit, sig, None)
         try:
             yield
         finally:
-            for sig in _SIGNALS:
+            for sig in ENDING:
                 loop.remove_signal_handler(sig)
                 signal.signal(sig, signal.SIG_IGN)
 
@@ -468,6 +467,11 @@ class PenstockWorker(UvicornWorker):  # type: ignore[misc]
             self.log.warning("server.max_connections: the limit of open files leaves room for %d", allowed)
             type(self).limits = dataclasses.replace(limits, max_connections=allowed)
         super().init_process()
+
+    def init_signals(self) -> None:
+        """See `end_by_default`; other signals as Gunicorn has them."""
+        super().init_signals()
+        end_by_default()
 
     async def _serve(self) -> None:
         self.config.app = self.wsgi

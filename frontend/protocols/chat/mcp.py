@@ -25,6 +25,7 @@ from frontend.agent.runner import offer_of
 from frontend.generation.errors import InvalidField, status_of
 from frontend.generation.requests import LONG_NBYTES, generators, receive
 from frontend.http.bodies import until_disconnect
+from frontend.http.fields import stray_byte
 from frontend.http.rendering import off_loop_if
 from frontend.protocols.chat.chat import ChatResource, answered, parse
 from frontend.protocols.chat.output import ChatAnswer
@@ -93,11 +94,15 @@ class _Read(NamedTuple):
 
 def _read(body: bytes) -> _Read:
     try:
-        return _Read(msgspec.json.decode(body, type=_Message))
+        message = msgspec.json.decode(body, type=_Message)
     except msgspec.ValidationError as error:
         return _Read(None, _Refusal(_INVALID, f"no request of JSON-RPC 2.0: {_plain(error)}"))
     except (msgspec.DecodeError, ValueError, RecursionError):
         return _Read(None, _Refusal(_PARSE, "the body is no JSON"))
+    # A mistake in the parameters is told with the id of the message.
+    if fault := stray_byte(body.replace(_params_of(message), b"", 1), binary=False):
+        return _Read(None, _Refusal(_PARSE, fault))
+    return _Read(message)
 
 
 def _plain(error: msgspec.ValidationError) -> str:
@@ -106,13 +111,20 @@ def _plain(error: msgspec.ValidationError) -> str:
 
 def _params(message: _Message, kind: type[Any]) -> Any:
     """The parameters of a method. Raises `_Refusal`."""
+    given = _params_of(message) or b"{}"
+    # NOTE: `Raw` keeps bytes that are no UTF-8.
+    if fault := stray_byte(given, binary=False):
+        raise _Refusal(_PARSE, f"params.{fault}")
     try:
-        return msgspec.json.decode(b"{}" if message.params is UNSET else message.params, type=kind)
+        return msgspec.json.decode(given, type=kind)
     except msgspec.ValidationError as error:
         raise _Refusal(_INVALID, f"params: {_plain(error)}") from None
     except (msgspec.DecodeError, ValueError, RecursionError):
-        # NOTE: `Raw` keeps bytes that are no UTF-8.
         raise _Refusal(_PARSE, "params: no JSON") from None
+
+
+def _params_of(message: _Message) -> bytes:
+    return b"" if message.params is UNSET else bytes(message.params)
 
 
 class McpResource:

@@ -10,7 +10,7 @@ import msgspec
 from falcon.asgi import Request, Response
 from msgspec import UNSET, Meta, UnsetType
 
-from frontend.http.fields import fault_of, one_of
+from frontend.http.fields import fault_of, one_of, stray_byte
 from frontend.http.rendering import off_loop
 from frontend.services import Services
 from ipc.errors import BodyTooLarge, InvalidInput
@@ -40,7 +40,7 @@ class Decoder:
                 raise InvalidInput("the request body is empty, expected JSON")
             body = b"{}"
         try:
-            return self._decoder.decode(body)
+            decoded = self._decoder.decode(body)
         except msgspec.ValidationError as error:
             raise InvalidInput(f"request JSON: {error}") from error
         except RecursionError as error:
@@ -48,6 +48,9 @@ class Decoder:
         except (msgspec.DecodeError, ValueError, OverflowError, MemoryError) as error:
             fault = fault_of(body) or str(error)[:200]
             raise InvalidInput(f"failed to parse the request JSON: {fault}") from error
+        if fault := stray_byte(body, binary=False):
+            raise InvalidInput(f"failed to parse the request JSON: {fault}")
+        return decoded
 
 
 def send_empty(resp: Response) -> None:

@@ -27,6 +27,7 @@ from frontend.http.fields import (
     fault_of,
     mismatch_of,
     one_of,
+    stray_byte,
     without_long_values,
 )
 from frontend.http.rendering import off_loop
@@ -63,6 +64,8 @@ def decode(body: bytes, kind: type[T], *, binary: bool) -> T:
     except (msgspec.DecodeError, ValueError, OverflowError, MemoryError) as error:
         fault = "" if binary else fault_of(body)
         raise InvalidInput(fault or f"body: malformed {form}: {str(error)[:200]}") from error
+    if fault := stray_byte(body, binary):
+        raise InvalidInput(fault)
     return decoded
 
 
@@ -100,11 +103,8 @@ def refuse_repeated(
     """
     names = without_long_values(body, binary)
     suspicious = not binary and b"\\u00" in names and _ESCAPED_KEY.search(names) is not None
-    for key in once:
-        suspicious = suspicious or key.occurs_more(names, 1, binary)
-    for key, times in often:
-        suspicious = suspicious or key.occurs_more(names, times, binary)
-    if suspicious:
+    suspicious = suspicious or any(key.occurs_more(names, 1, binary) for key in once)
+    if suspicious or any(key.occurs_more(names, times, binary) for key, times in often):
         _refuse_duplicates(body, binary)
 
 

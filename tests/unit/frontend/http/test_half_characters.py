@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import msgpack
 import pytest
 
-from frontend.http.fields import LARGEST_NBYTES, fault_of
+from frontend.http.fields import LARGEST_NBYTES, PIECE_NBYTES, UNCHECKED_NBYTES, fault_of, stray_byte
 
 
 @pytest.mark.parametrize(
@@ -29,3 +30,39 @@ from frontend.http.fields import LARGEST_NBYTES, fault_of
 def test_the_first_half_is_named(body: bytes, said: str) -> None:
     found = fault_of(memoryview(body))
     assert found.startswith(said) and bool(found) == bool(said) and len(found) < 300
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b'{"a": "1"}', ""),
+        ('{"\N{TIGER}": "\u00fc"}'.encode(), ""),
+        (b'{"a": 1, "\xff": 2}', "[key]: byte 0xff of the body is not UTF-8"),
+        (b'{"a": {"b": ["\xc3"]}}', "a.b[0]: byte 0xc3"),
+        (b'{"a": "' + b"x" * (PIECE_NBYTES - 8) + "\N{TIGER}".encode() + b'"}', ""),
+        (b'{"a": "' + b"x" * LARGEST_NBYTES + b'\xff"}', "body: byte 0xff of the body is not UTF-8"),
+        (b'{"a": "\xc3', "body: byte 0xc3"),
+    ],
+)
+def test_a_byte_of_json_that_is_not_utf_8_is_named(body: bytes, said: str) -> None:
+    for form in (body, memoryview(body)):
+        found = stray_byte(form, binary=False)
+        assert found.startswith(said) and bool(found) == bool(said)
+
+
+@pytest.mark.parametrize(
+    ("body", "is_refused"),
+    [
+        ({"a": "\u00fc", "b": b"\xff"}, False),
+        ({"a": 1, b"\xff": [b"\xff"]}, False),
+        ({"a": 1, "\udcff": 2}, True),
+        ({"a": {"b": ["\udcff"]}}, True),
+        ({"a": {(1, 2): 3}}, False),
+        ({"a": b"x" * UNCHECKED_NBYTES, "\udcff": 1}, False),
+    ],
+)
+def test_a_byte_of_msgpack_that_is_not_utf_8_is_named_in_bodies_of_usual_size(
+    body: object, is_refused: bool
+) -> None:
+    found = stray_byte(msgpack.packb(body, unicode_errors="surrogateescape"), binary=True)
+    assert bool(found) == is_refused and ("0xff" in found or not is_refused)

@@ -116,6 +116,8 @@ def test_an_error_of_the_engine_is_told(server: RecordedServer, error: Any, stat
     [
         (b"{", -32700),
         (b"\xff", -32700),
+        (b'{"jsonrpc":"2.0","id":1,"method":"ping","\xff":1}', -32700),
+        (b'{"jsonrpc":"2.0","id":1,"method":"ping","params":{},"more":"\xff"}', -32700),
         (b'{"jsonrpc":' * 100_000, -32600),
         (b'{"params":' + b"[" * 100_000, -32700),
         (b"", -32700),
@@ -135,7 +137,14 @@ def test_a_body_that_is_no_request_is_refused(server: RecordedServer, body: byte
     assert answer.json["error"]["code"] == code and answer.json["id"] is None
 
 
-@pytest.mark.parametrize("params", [b'{"name":"\xff"}', b'{"name":"chat","arguments":{"messages":"\xff"}}'])
+@pytest.mark.parametrize(
+    "params",
+    [
+        b'{"name":"\xff"}',
+        b'{"name":"chat","arguments":{"messages":"\xff"}}',
+        b'{"name":"chat","arguments":{},"\xff":1}',
+    ],
+)
 def test_parameters_that_are_no_text_are_refused(server: RecordedServer, params: bytes) -> None:
     body = b'{"jsonrpc":"2.0","id":7,"method":"tools/call","params":' + params + b"}"
     answer = server.post("/mcp", body)

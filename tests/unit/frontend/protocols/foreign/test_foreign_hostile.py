@@ -210,6 +210,21 @@ def test_half_of_a_character_is_refused_by_field_and_index(served: tuple[str, Ve
     assert found > 10
 
 
+def stray_bytes(written: bytes) -> Iterator[bytes]:
+    """A body in JSON with a byte that is not UTF-8 outside of its fields: in a name, in a value, and inside."""
+    for more in (b'"\xffx": 1', b'"unknown": "\xff"', b'"unknown": {"\xff": [1]}', b'"unknown": [["\xff"]]'):
+        yield written[:-1] + b", " + more + b"}"
+
+
+def test_a_byte_that_is_not_utf_8_is_refused_also_where_no_field_is(served: tuple[str, VectorServer]) -> None:
+    name, server = served
+    for path, body in (BODIES[name] | (SIE_BODIES if name == "cohere" else {})).items():
+        for changed in stray_bytes(orjson.dumps(body)):
+            answer = server.post(path, changed)
+            assert answer.status_code in (400, 422), (path, answer.text)
+            assert "0xff" in answer.text or "unknown" in answer.text, (path, answer.text)
+
+
 BUSY = (
     errors.QueueFull,
     errors.Draining,

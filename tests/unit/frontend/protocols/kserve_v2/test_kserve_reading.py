@@ -9,6 +9,7 @@ import pytest
 
 from frontend.protocols.kserve_v2 import reading
 from frontend.protocols.kserve_v2.reading import InferRequest
+from frontend.protocols.kserve_v2.schemas import INDEX, INFER, TRACE, Decoder
 from ipc.catalog.model_config import ModelConfig, TensorConfig
 from ipc.errors import InvalidInput
 
@@ -276,3 +277,19 @@ def test_strings_and_keys_are_bounded_and_numbers_are_not(monkeypatch: pytest.Mo
     parse([tensor(shape=[1], datatype="BYTES", data=['"' * 500 + "\\" * 500])])
     with pytest.raises(InvalidInput, match="more than 40 strings and keys"):
         parse([tensor(shape=[40], datatype="BYTES", data=["a"] * 40)])
+
+
+@pytest.mark.parametrize(
+    ("decoder", "body"),
+    [
+        (INFER, b'{"inputs": [], "\xff": 1}'),
+        (INFER, b'{"inputs": [{"name": "a", "shape": [1], "datatype": "BYTES", "data": ["x"], "\xff": 1}]}'),
+        (INFER, b'{"inputs": [], "more": {"x": ["\xff"]}}'),
+        (INDEX, b'{"more": "\xff"}'),
+        (TRACE, b'{"more": "\xff"}'),
+    ],
+)
+def test_bytes_that_are_not_utf_8_are_refused_also_where_no_field_is(decoder: Decoder, body: bytes) -> None:
+    for form in (body, memoryview(body)):
+        with pytest.raises(InvalidInput, match="0xff"):
+            decoder.decode(form)
