@@ -233,6 +233,8 @@ def stray_byte(body: bytes | memoryview, binary: bool) -> str:
         if binary:
             if len(body) <= UNCHECKED_NBYTES:
                 _ANY.decode(body)
+        elif len(body) <= PIECE_NBYTES:
+            str(body, "utf-8")
         elif not isinstance(body, bytes) or not body.isascii():
             decoder = codecs.getincrementaldecoder("utf-8")()
             for start in range(0, len(body), PIECE_NBYTES):

@@ -166,6 +166,8 @@ def test_a_model_of_the_files_of_boxes_is_known_and_stays(stage: Stage) -> None:
         "compatible_bundles": ["default"],
         "profiles": ["default"],
     }
+    unknown = stage.one.post("/v1/configs/resolve", {"model": "acme/unknown"})
+    assert unknown.status == 404 and unknown.json()["detail"]["error"] == "model_not_found"
     missing = stage.one.post("/v1/configs/resolve", {"model": "other:/fake/echo"})
     assert missing.status == 409 and missing.json()["detail"]["compatible_bundles"] == ["default"]
 

@@ -125,10 +125,12 @@ def test_callers_have_sequences_of_their_own(monkeypatch: pytest.MonkeyPatch) ->
     async def scene(joined: Joined) -> None:
         boxes = set()
         for caller in callers:
-            asked = Asked(joined, step_of(7, start=True, caller=caller))
+            work = msgspec.structs.replace(step_of(7, start=True, caller=caller), share=2.5)
+            asked = Asked(joined, work)
             await turn()
             box = home_of(7, "a", "b", caller=caller)
-            assert runs(joined, box)[-1].work.caller == caller
+            ran = runs(joined, box)[-1].work
+            assert (ran.caller, ran.share) == (caller, 2.5), "boxes give turns by the caller's share"
             runs(joined, box)[-1].say(1)
             await turn()
             boxes.add(box)

@@ -12,6 +12,34 @@ import yaml
 
 from tests.harness.server import ROOT
 
+ROWS = {
+    "6": [*(str(number) for number in range(1, 12)), "promises"],
+    "7": ["messages", "results", "inputs", "chunks", "payload_ref", "listener"],
+    "8": ["home", "sequences", "generation", "cancel", "affinity", "parts", "slow clients"],
+    "11.1": [
+        "encode",
+        "embeddings",
+        "bodies",
+        "healthz",
+        "health",
+        "status",
+        "models",
+        "pools",
+        "configs",
+        "page",
+    ],
+    "11.2": [
+        *("bundle", "profile", "pool", "unknown profile", "unknown model", "no box", "loading", "full"),
+        *("no broker", "late", "items", "large", "form", "keys"),
+    ],
+    "11.3": ["body", "errors", "answer", "lease", "assignment", "pinned"],
+    "11.4": ["frame", "capacity"],
+    "11.5": [
+        *("post", "append-only", "refusals", "Idempotency-Key", "brokers gone", "resolve", "status", "hash"),
+    ],
+    "11.6": ["headers", "gateways", "bridges"],
+}
+"""Rows of the contract's sections 6 to 8 and 11."""
 PROMISES = yaml.safe_load((Path(__file__).parent / "promises.yaml").read_text())
 
 
@@ -33,6 +61,16 @@ def lacking(tests: Sequence[str]) -> list[str]:
 def test_each_promise_has_words_and_tests_which_are_there() -> None:
     assert {name: found for name, each in PROMISES.items() if (found := lacking(each["tests"]))} == {}
     assert all(each["says"] for each in PROMISES.values())
+
+
+def test_each_row_of_the_contract_has_a_promise() -> None:
+    rows = {
+        f"{section}.{row}" if row.isdigit() else f"{section} {row}"
+        for section, own in ROWS.items()
+        for row in own
+    }
+    named = {each["row"] for each in PROMISES.values() if "row" in each}
+    assert named - {"4.1", "9", "10"} == rows
 
 
 @pytest.mark.parametrize(

@@ -189,7 +189,13 @@ def test_who_may_not_change_the_server_may_only_look(gateway: Pooled) -> None:
     gateway.peer = "192.0.2.9"
     assert asked("GET", POOLS) == 200
     assert asked("GET", f"{POOLS}/p") == 200
-    for method, path in (("POST", POOLS), ("DELETE", f"{POOLS}/p"), ("POST", f"{POOLS}/p/renew")):
+    for method, path in (
+        ("POST", POOLS),
+        ("DELETE", f"{POOLS}/p"),
+        ("POST", f"{POOLS}/p/renew"),
+        ("POST", "/v1/configs/models"),
+        ("GET", "/v1/configs/export"),
+    ):
         assert asked(method, path) == 403
 
 
