@@ -29,7 +29,7 @@ from tests.conformance.trtis_transports import Stub
 from tests.conformance.wire import FORMS
 from tests.harness.browser import Browser, browser
 from tests.harness.cluster import ways_to
-from tests.harness.keys import SLOW_KEYS, STRANGER, write_keys
+from tests.harness.keys import SLOW_KEYS, STRANGER, bearer, write_keys
 from tests.harness.rpc import address_of, grpc_settings
 from tests.harness.server import FAKE_CATALOG, ROOT, Server, serving, wait_until
 from tests.harness.status import wait_joined
@@ -213,6 +213,9 @@ def keyed_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keyed]:
             assert not any(key.split("_", 2)[2] in text for text in shown)
 
 
+either_keyed = ways_to("keyed_server", key=lambda keyed: bearer(keyed.keys["both"]))
+
+
 @pytest.fixture(scope="session")
 def kserve_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """One frontend with two programs and regions of clients, over HTTP and gRPC; its collector of spans is not there.
@@ -263,8 +266,11 @@ def trtis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
-@pytest.fixture(scope="session")
-def trtis_stub(trtis_server: Server) -> Iterator[Stub]:
-    """The gRPC service of that server."""
-    with grpc.insecure_channel(address_of(trtis_server)) as channel:
+either_trtis = ways_to("trtis_server")
+
+
+@pytest.fixture(scope="module")
+def trtis_stub(either_trtis: Server) -> Iterator[Stub]:
+    """The gRPC service of that server, or of a gateway whose only box is this server."""
+    with grpc.insecure_channel(address_of(either_trtis)) as channel:
         yield Stub(channel)

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import pytest
 
 from tests.conformance.conftest import Keyed
-from tests.harness.cluster import ways_to
 from tests.harness.keys import bearer
 from tests.harness.raw import RawClient
 from tests.harness.server import Answer, Server, wait_until
@@ -38,9 +37,6 @@ class Guarded:
         """How many requests were counted as errors."""
         labels = {"endpoint": operation, "status": "error", "model": model or "unknown"}
         return self.server.metric("sie_requests_total", **labels)
-
-
-either_keyed = ways_to("keyed_server", key=lambda keyed: bearer(keyed.keys["both"]))
 
 
 @pytest.fixture

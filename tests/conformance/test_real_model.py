@@ -25,15 +25,13 @@ from tests.conformance.minilm import (
     token_ids,
 )
 from tests.conformance.wire import FORMS, JSON, MSGPACK, Form
+from tests.harness.cluster import ways_to
 from tests.harness.server import ROOT, Server
 
 REQUEST_SIZES = (1, 1, 1, 2, 3, 5, 8, 16, 33, 64)
 
 
-@pytest.fixture
-def server(minilm_server: Server) -> Server:
-    """The shipped MiniLM and its variants."""
-    return minilm_server
+server = ways_to("minilm_server")
 
 
 def words_of_the_readme(count: int) -> list[str]:

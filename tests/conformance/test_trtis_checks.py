@@ -24,8 +24,9 @@ _ids = itertools.count(1000)
 
 
 @pytest.fixture
-def server(trtis_server: Server) -> Server:
-    return trtis_server
+def server(either_trtis: Server) -> Server:
+    """The server, and a gateway whose only box is the server."""
+    return either_trtis
 
 
 @pytest.fixture

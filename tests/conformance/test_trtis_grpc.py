@@ -19,8 +19,9 @@ B = np.full(16, 3, dtype="<i4")
 
 
 @pytest.fixture
-def server(trtis_server: Server) -> Server:
-    return trtis_server
+def server(either_trtis: Server) -> Server:
+    """The server, and a gateway whose only box is the server."""
+    return either_trtis
 
 
 @pytest.fixture

@@ -26,8 +26,9 @@ PICTURE = np.linspace(0, 255, 3072, dtype="<f4").tobytes()
 
 
 @pytest.fixture
-def server(trtis_server: Server) -> Server:
-    return trtis_server
+def server(either_trtis: Server) -> Server:
+    """The server, and a gateway whose only box is the server."""
+    return either_trtis
 
 
 @pytest.fixture

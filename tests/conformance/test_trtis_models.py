@@ -19,9 +19,9 @@ ONE = 'batch_size: {rows} input {{ name: "INPUT" {dims} }} output {{ name: "OUTP
 
 
 @pytest.fixture
-def server(trtis_server: Server) -> Server:
-    """The server that the files of TRTIS share."""
-    return trtis_server
+def server(either_trtis: Server) -> Server:
+    """The server, and a gateway whose only box is the server."""
+    return either_trtis
 
 
 @pytest.fixture
@@ -99,6 +99,7 @@ def test_sizes_that_vary_are_nothing_or_are_reshaped(server: Server, stub: Stub,
         assert told.raw == [expected.astype("<f4").tobytes()]
 
 
+@pytest.mark.parametrize("either_trtis", ["workers"], indirect=True)
 def test_what_is_removed_stays_in_the_status_with_its_counts(server: Server, stub: Stub) -> None:
     def shown() -> dict[int, tuple[str, int]]:
         found = pb.ServerStatus.FromString(server.get(f"/api/status/{FADING}?format=binary").body)

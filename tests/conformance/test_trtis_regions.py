@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import grpc
 import numpy as np
 import pytest
 from google.protobuf import text_format
@@ -11,6 +12,8 @@ from google.protobuf import text_format
 from ipc.protos import trtis_v1_pb2 as pb
 from tests.conformance.trtis import status_of
 from tests.conformance.trtis_transports import TRANSPORTS, Asked, Stub
+from tests.harness.cluster import GATEWAY
+from tests.harness.rpc import address_of
 from tests.harness.server import Server
 from tests.harness.shared import ClientObject, client_object
 
@@ -25,9 +28,10 @@ def server(trtis_server: Server) -> Server:
     return trtis_server
 
 
-@pytest.fixture
-def stub(trtis_stub: Stub) -> Stub:
-    return trtis_stub
+@pytest.fixture(scope="module")
+def stub(trtis_server: Server) -> Iterator[Stub]:
+    with grpc.insecure_channel(address_of(trtis_server)) as channel:
+        yield Stub(channel)
 
 
 @pytest.fixture
@@ -118,3 +122,18 @@ def test_what_is_wrong_is_told(server: Server, stub: Stub, memory: ClientObject)
     for over in TRANSPORTS.values():
         told = over(server, stub, Asked("add_sub", header, (B.tobytes(),)))
         assert told.status.code == pb.NOT_FOUND and "'none'" in told.status.msg
+
+
+@pytest.mark.parametrize("either_trtis", [GATEWAY], indirect=True)
+def test_a_gateway_refuses_regions_since_models_run_on_other_hosts(
+    either_trtis: Server, trtis_stub: Stub
+) -> None:
+    for path in ("register/mine//client_x/0/64", "unregisterall", "unregister/mine"):
+        answer = either_trtis.request("POST", f"{FOLDER}/{path}")
+        assert (answer.status, status_of(answer).code) == (400, pb.INVALID_ARG), path
+        assert "models run on other hosts" in status_of(answer).msg
+    inputs = f'input {{ name: "INPUT0" dims: 16 {part(0)} }} input {{ name: "INPUT1" dims: 16 }}'
+    asked = Asked("add_sub", f'batch_size: 1 {inputs} output {{ name: "OUTPUT0" }}', (B.tobytes(),))
+    for over in TRANSPORTS.values():
+        status = over(either_trtis, trtis_stub, asked).status
+        assert (status.code, "models run on other hosts" in status.msg) == (pb.INVALID_ARG, True), status

@@ -44,7 +44,7 @@ SECRET = "the tram of key one"
 MARK = "two-keys-mark"
 FIRST, OTHER = "infer", "neighbour"
 COUNTERS = ("penstock_embedding_cache_hits_total", "penstock_embedding_cache_misses_total")
-OF_REQUESTS = ("x-request-id", "x-trace-id", "date")
+OF_REQUESTS = ("x-request-id", "x-trace-id", "x-sie-request-id", "date")
 OWN_FIELDS = ("id", "created", "request_id", "texts")
 """Fields of answers that name the request or repeat its texts."""
 SUMS = ("/metrics", "/v2/models/stats", "/stats", "/api/status", "/v1/config")
@@ -126,24 +126,24 @@ def _plain(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("way", ENCODING)
-def test_embeddings_are_kept_for_their_key_alone(keyed_server: Keyed, way: str) -> None:
+def test_embeddings_are_kept_for_their_key_alone(either_keyed: Keyed, way: str) -> None:
     """The kept text and the one that was never kept are equally long, so all counts of both answers are equal."""
     ask, kept, never = ENCODING[way], f"{SECRET} {way} a", f"{SECRET} {way} b"
 
     def counts() -> tuple[float, ...]:
-        scraped = keyed_server.server.get("/metrics").body.decode()
+        scraped = either_keyed.server.get("/metrics").body.decode()
         return tuple(sum_of(scraped, name) for name in COUNTERS)
 
     hits, misses = counts()
-    theirs = [ask(keyed_server, FIRST, kept) for _ in range(3)]
+    theirs = [ask(either_keyed, FIRST, kept) for _ in range(3)]
     assert theirs[0].status in (200, grpc.StatusCode.OK.value[0]), theirs[0].body
     wait_until(lambda: counts() == (hits + 2, misses + 1), what="the key finds what the key itself has sent")
-    answers = [ask(keyed_server, OTHER, text) for text in (kept, never)]
+    answers = [ask(either_keyed, OTHER, text) for text in (kept, never)]
     wait_until(lambda: counts()[1] == misses + 3, what="the other key's embeddings computed")
     assert _looks(answers[0]) == _looks(answers[1])
     for each, known in ((answers[0], 0), (theirs[0], 0), (theirs[-1], 1)):
         assert each.headers.get("x-penstock-cache-hits", str(known)) == str(known)
-    assert ask(keyed_server, OTHER, kept).status == answers[0].status
+    assert ask(either_keyed, OTHER, kept).status == answers[0].status
     wait_until(lambda: counts() == (hits + 3, misses + 3), what="the other key finds its own")
 
 
@@ -197,16 +197,16 @@ WAYS = {"http": _by_http, "grpc": _by_grpc, "trtis": _by_trtis, "trtis-grpc": _b
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_sequence_goes_on_for_its_key_alone(keyed_server: Keyed, way: str) -> None:
+def test_a_sequence_goes_on_for_its_key_alone(either_keyed: Keyed, way: str) -> None:
     name, never = (10 * list(WAYS).index(way) + digit for digit in (1, 2))
-    assert WAYS[way](keyed_server, FIRST, name, 5, True) == 5
-    assert [ask(keyed_server, FIRST, name, 1, False) for ask in WAYS.values()] == [6, 7, 8, 9]
+    assert WAYS[way](either_keyed, FIRST, name, 5, True) == 5
+    assert [ask(either_keyed, FIRST, name, 1, False) for ask in WAYS.values()] == [6, 7, 8, 9]
     for ask in WAYS.values():
-        told, unknown = (ask(keyed_server, OTHER, each, 1, False) for each in (name, never))
+        told, unknown = (ask(either_keyed, OTHER, each, 1, False) for each in (name, never))
         assert f"{told}".replace(f"sequence {name}", f"sequence {never}") == unknown
         assert "START" in f"{unknown}"
-    assert WAYS[way](keyed_server, OTHER, name, 100, True) == 100
-    assert [WAYS[way](keyed_server, key, name, 1, False) for key in (FIRST, OTHER)] == [10, 101]
+    assert WAYS[way](either_keyed, OTHER, name, 100, True) == 100
+    assert [WAYS[way](either_keyed, key, name, 1, False) for key in (FIRST, OTHER)] == [10, 101]
 
 
 # Plans of heads
@@ -217,13 +217,13 @@ def _element(text: str) -> bytes:
 
 
 @pytest.mark.parametrize("transport", ["http", "grpc"])
-def test_equal_heads_of_two_keys_get_answers_of_their_own(keyed_server: Keyed, transport: str) -> None:
+def test_equal_heads_of_two_keys_get_answers_of_their_own(either_keyed: Keyed, transport: str) -> None:
     def ask(key: str, text: str) -> bytes:
         if transport == "grpc":
             made = v2.ModelInferRequest(model_name="identity_bytes", id=MARK)
             made.inputs.add(name="INPUT", datatype="BYTES", shape=[1, 1])
             made.raw_input_contents.append(_element(text))
-            answer = _over_grpc(keyed_server, key, made)
+            answer = _over_grpc(either_keyed, key, made)
             assert answer.status == 0, answer.headers
             return v2.ModelInferResponse.FromString(answer.body).raw_output_contents[0]
         size = {"binary_data_size": len(_element(text))}
@@ -231,7 +231,7 @@ def test_equal_heads_of_two_keys_get_answers_of_their_own(keyed_server: Keyed, t
         wanted = {"name": "OUTPUT", "parameters": {"binary_data": True}}
         head = json.dumps({"id": MARK, "inputs": [tensor], "outputs": [wanted]}).encode()
         path, length = "/v2/models/identity_bytes/infer", {kserve.LENGTH: str(len(head))}
-        answer = _post(keyed_server, key, path, head + _element(text), **length)
+        answer = _post(either_keyed, key, path, head + _element(text), **length)
         assert answer.status == 200, answer.body
         return answer.body[int(answer.headers[kserve.LENGTH.lower()]) :]
 
@@ -252,15 +252,15 @@ def _seen_by(served: Keyed, key: str, until: set[str]) -> dict[str, Any]:
         return frame_when(viewer, lambda frame: until <= _ids(frame))
 
 
-def test_recent_requests_are_those_of_the_watching_key(keyed_server: Keyed) -> None:
+def test_recent_requests_are_those_of_the_watching_key(either_keyed: Keyed) -> None:
     first, second = {"two-keys-one", "two-keys-one-failed"}, {"two-keys-two", "two-keys-two-failed"}
     for key, (good, failed) in ((FIRST, sorted(first)), (OTHER, sorted(second))):
-        assert _send(keyed_server, key, {"items": [{"text": SECRET}]}, good).status == 200
-        assert _send(keyed_server, key, {"items": [{"text": 1}]}, failed).status == 400
-    seen = _seen_by(keyed_server, "both", first | second)
+        assert _send(either_keyed, key, {"items": [{"text": SECRET}]}, good).status == 200
+        assert _send(either_keyed, key, {"items": [{"text": 1}]}, failed).status == 400
+    seen = _seen_by(either_keyed, "both", first | second)
     assert first | second <= _ids(seen), "the operator sees all"
     for key, own, others in ((FIRST, first, second), (OTHER, second, first)):
-        text = json.dumps(_seen_by(keyed_server, key, own))
+        text = json.dumps(_seen_by(either_keyed, key, own))
         assert not any(f'"{other}"' in text for other in others)
         assert SECRET not in text
 
@@ -306,21 +306,21 @@ def _ask_with_marks(served: Keyed, key: str) -> None:
         assert answer.status < 500, (path, answer.body)
 
 
-def test_no_page_shows_what_another_key_sent(keyed_server: Keyed) -> None:
+def test_no_page_shows_what_another_key_sent(either_keyed: Keyed) -> None:
     """Pages without sums are the same, byte for byte, before and after another key's requests."""
 
     def views() -> dict[str, Answer]:
-        headers = bearer(keyed_server.keys[OTHER])
+        headers = bearer(either_keyed.keys[OTHER])
         return {
-            path: keyed_server.server.request("GET", path, None, headers) for path in _pages(keyed_server)
+            path: either_keyed.server.request("GET", path, None, headers) for path in _pages(either_keyed)
         }
 
     before = views()
     assert len(before) > 40 and len([each for each in before.values() if each.status == 200]) > 20
-    _ask_with_marks(keyed_server, FIRST)
-    assert MARK in json.dumps(_seen_by(keyed_server, FIRST, {MARK})), "the key itself sees its requests"
+    _ask_with_marks(either_keyed, FIRST)
+    assert MARK in json.dumps(_seen_by(either_keyed, FIRST, {MARK})), "the key itself sees its requests"
     after = views()
-    public_id = keyed_server.keys[FIRST].split("_")[1]
+    public_id = either_keyed.keys[FIRST].split("_")[1]
     for path, answer in after.items():
         told = f"{dict(answer.headers)} {answer.body.decode(errors='replace')}"
         asked = MARK in path
@@ -339,8 +339,8 @@ def _exactly(answer: Answer) -> tuple[Any, ...]:
     return answer.status, set(answer.headers), body
 
 
-def test_an_id_of_a_request_may_be_used_again_by_another_key(keyed_server: Keyed) -> None:
+def test_an_id_of_a_request_may_be_used_again_by_another_key(either_keyed: Keyed) -> None:
     body = {"items": [{"text": "a"}]}
-    answers = [_send(keyed_server, key, body, "two-keys-same") for key in (FIRST, OTHER)]
+    answers = [_send(either_keyed, key, body, "two-keys-same") for key in (FIRST, OTHER)]
     assert [answer.status for answer in answers] == [200, 200]
     assert [answer.headers["x-request-id"] for answer in answers] == ["two-keys-same"] * 2
