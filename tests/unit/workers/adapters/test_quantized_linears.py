@@ -444,6 +444,30 @@ def test_memory_of_a_layer_is_that_of_its_integers_and_scales(kind: str) -> None
     assert nbytes == each[kind]
 
 
+@needs_integers
+@pytest.mark.parametrize("rows", [1, 2, 40])
+@pytest.mark.parametrize("shape", [(64, 64), (32, 1536), (256, 96)])
+def test_products_of_int8_are_never_computed_by_reference_code(
+    shape: tuple[int, int], rows: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    layer = Int8Linear(quantize(drawn(*shape), INT8), None, torch.float32, CPU)
+    with torch.backends.mkldnn.verbose(torch.backends.mkldnn.VERBOSE_ON):
+        layer(torch.randn(rows, shape[1]))
+    products = [line for line in capfd.readouterr().out.splitlines() if ",exec,cpu,matmul," in line]
+    assert len(products) == 1 and ",ref" not in products[0]
+
+
+@needs_integers
+def test_products_of_int8_are_exact_for_the_widest_rows_and_the_largest_numbers() -> None:
+    inner = 53248
+    weights = QuantizedWeight(INT8, torch.full((32, inner), 127, dtype=torch.int8), torch.ones(32, 1), inner)
+    layer = Int8Linear(weights, None, torch.float32, CPU)
+    rows = torch.full((3, inner), 127.0 * 254)
+    assert torch.allclose(
+        layer(rows).double(), rows.double() @ torch.full((inner, 32), 127.0).double(), rtol=1e-6
+    )
+
+
 @pytest.fixture(scope="module")
 def learnt() -> tuple[Any, torch.Tensor, float]:
     """A model of bytes that has learnt from the pages of this repository, a text that is new to it, its perplexity."""

@@ -189,7 +189,9 @@ def test_a_head_that_is_stored_beside_its_table_and_differs_stays(
     weights["lm_head.weight"] = table.flip(0).contiguous()
     save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
     model = load(tmp_path, INT8).engine.model
-    assert torch.equal(model.get_output_embeddings().weight, table.flip(0))
+    # A trial on the machine chooses the layer of the head, and one of them has its numbers in oneDNN's layout.
+    with torch.inference_mode():
+        assert torch.equal(model.get_output_embeddings()(torch.eye(table.shape[1])).t(), table.flip(0))
     assert torch.equal(model.get_input_embeddings().weight, table)
 
 
