@@ -13,12 +13,14 @@ import msgpack
 import nats
 import numpy as np
 import pytest
+import yaml
 
 from tests.fakes.adapter import vector_of
 from tests.fakes.holding import holding
 from tests.harness.broker import PATIENCE_S, Broker
 from tests.harness.cluster import Box, box
 from tests.harness.server import eventually, wait_until
+from tests.process.test_cluster_configs import document
 from tests.unit.frontend.bridge.test_foreign import item
 
 ANSWER_S = 60.0
@@ -183,3 +185,23 @@ def test_a_message_that_is_no_item_becomes_a_dead_letter(producer: Producer, one
     assert letter["reason"] == "unreadable" and letter["box"] in "ab" and letter["nbytes"] == 9
     assert letter["body"] == ""
     wait_until(lambda: producer.waiting() == 0, what="the end of the message")
+
+
+def test_a_model_that_a_configuration_service_tells_its_bundle_is_served_without_a_gateway(
+    producer: Producer, one_broker: Broker
+) -> None:
+    model = document("acme/told")
+    change = {"model_id": "acme/told", "model_config": yaml.safe_dump(model), "bundle_id": "default"}
+
+    async def tell() -> None:
+        client = await nats.connect(one_broker.url)
+        await client.publish("sie.config.models.default", json.dumps(change).encode())
+        await client.close()
+
+    asyncio.run(tell())
+
+    def answer() -> dict[str, Any]:
+        (found,) = producer.ask(item(model_id="acme/told", item={"id": "1", "text": "x"}))
+        return found if found["success"] else {}
+
+    assert dense_of(wait_until(answer, what="the model of the message")).shape == (8,)
