@@ -13,7 +13,7 @@ import nats
 import pytest
 import yaml
 
-from frontend.cluster.config_messages import MOST_WAITING, ConfigMessages
+from frontend.cluster.config_messages import ConfigMessages
 from ipc.wire.cluster_names import Names
 from tests.harness.broker import Broker, broker
 from tests.harness.server import eventually
@@ -145,7 +145,10 @@ def test_a_change_waits_for_brokers_that_do_not_keep_it(play: Any, monkeypatch: 
     play(scene)
 
 
-def test_a_flood_is_dropped_and_counted(play: Any) -> None:
+def test_a_flood_is_dropped_and_counted(play: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    most = 8
+    monkeypatch.setattr("frontend.cluster.config_messages.MOST_WAITING", most)
+
     async def scene(service: Service) -> None:
         free = asyncio.Event()
 
@@ -154,13 +157,13 @@ def test_a_flood_is_dropped_and_counted(play: Any) -> None:
             return False
 
         service.messages._apply = wait
-        for _ in range(MOST_WAITING + 1):
+        for _ in range(most + 1):
             await service._client.publish("sie.config.models._all", message())
         await service.tell("dropped")
         free.set()
 
         async def is_over() -> bool:
-            return service.results["repeated"] >= MOST_WAITING and not service.messages._waiting_nbytes
+            return service.results["repeated"] >= most and not service.messages._waiting_nbytes
 
         await eventually(is_over, "the end of the line")
 
