@@ -18,6 +18,11 @@ from ipc.settings import Cluster, Settings
 MOST_SECRET_BYTES = 64 << 10
 MOST_PORT = 65535
 _ANY = ("0.0.0.0", "::")
+_LEAST = (
+    ("keep_results_s", "gateway_silence_s", "an answer goes while its gateway may still ask for the answer"),
+    ("keep_results_s", "ask_after_s", "an answer goes before its gateway asks for the answer again"),
+)
+"""Settings, what each may not be below, and why."""
 
 
 def check(settings: Settings) -> None:
@@ -46,16 +51,7 @@ def check(settings: Settings) -> None:
         raise ConfigError(
             f"cluster.{lacking}: expected a file, since the other half of certificate and key is set"
         )
-    if cluster.ack_wait_s <= 2 * cluster.extend_every_s:
-        raise ConfigError(
-            f"cluster.extend_every_s = {cluster.extend_every_s:g}: expected less than half of "
-            f"cluster.ack_wait_s = {cluster.ack_wait_s:g}, or work goes to a second box"
-        )
-    if cluster.keep_results_s < cluster.gateway_silence_s:
-        raise ConfigError(
-            f"cluster.keep_results_s = {cluster.keep_results_s:g}: expected at least cluster.gateway_silence_s = "
-            f"{cluster.gateway_silence_s:g}, or an answer goes while its gateway may still ask for the answer"
-        )
+    _check_times(cluster)
     _check_transfers(cluster)
     is_proven = bool(set_ones or cluster.tls_cert_file)
     for url in cluster.urls:
@@ -75,6 +71,26 @@ def check(settings: Settings) -> None:
             )
     secrets_of(cluster)
     tls_of(cluster)
+
+
+def _check_times(cluster: Cluster) -> None:
+    """Raise `ConfigError` for times with which work would run twice, or be given up, without a fault."""
+    if cluster.ack_wait_s <= 2 * cluster.extend_every_s:
+        raise ConfigError(
+            f"cluster.extend_every_s = {cluster.extend_every_s:g}: expected less than half of "
+            f"cluster.ack_wait_s = {cluster.ack_wait_s:g}, or work goes to a second box"
+        )
+    if cluster.beat_s > cluster.gateway_silence_s / 2:
+        raise ConfigError(
+            f"cluster.beat_s = {cluster.beat_s:g}: expected at most half of cluster.gateway_silence_s = "
+            f"{cluster.gateway_silence_s:g}, or a gateway counts as silent between two signs of life"
+        )
+    for setting, least, why in _LEAST:
+        value, bound = getattr(cluster, setting), getattr(cluster, least)
+        if value < bound:
+            raise ConfigError(
+                f"cluster.{setting} = {value:g}: expected at least cluster.{least} = {bound:g}, or {why}"
+            )
 
 
 def _check_port(setting: str, address: str) -> None:

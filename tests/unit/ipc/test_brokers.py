@@ -56,6 +56,14 @@ def test_without_brokers_nothing_is_checked() -> None:
             {"keep_results_s": "1.5", "gateway_silence_s": "1.6"},
             "cluster.keep_results_s = 1.5: expected at least cluster.gateway_silence_s = 1.6",
         ),
+        (
+            {"keep_results_s": "3", "ask_after_s": "4"},
+            "cluster.keep_results_s = 3: expected at least cluster.ask_after_s = 4",
+        ),
+        (
+            {"beat_s": "1.5"},
+            "cluster.beat_s = 1.5: expected at most half of cluster.gateway_silence_s = 2",
+        ),
     ],
 )
 def test_settings_that_contradict_are_refused(values: dict[str, str], expected: str) -> None:
