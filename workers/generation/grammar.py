@@ -1,6 +1,6 @@
 """Grammars of requests: from what a request asks for to the state of a grammar in each choice.
 
-1. `Grammars.factory` writes the grammar of an answer (`workers.generation.answers`): the given one, calls of
+1. `Grammars.factory` writes the grammar of an answer (`workers.generation.answer_grammar`): the given one, calls of
    functions, or both. Preparing threads call `factory`.
 2. A grammar that was not compiled before is tried in another process, then compiled here, and kept for a while. A
    grammar that was refused is remembered as well. Only calls of one `space` find what was kept, since the time of a
@@ -40,7 +40,7 @@ from llguidance import LLExecutor, LLMatcher, LLTokenizer
 from ipc.errors import InvalidInput
 from ipc.wire.messages import GenerateCall, Grammar, ToolUse
 from workers.generation import grammar_formats
-from workers.generation.answers import ANSWER, ANY_OBJECT, AnswerGrammar, Budget, Calls, Function
+from workers.generation.answer_grammar import ANSWER, ANY_OBJECT, AnswerGrammar, Budget, Calls, Function
 from workers.generation.formats.table import Format
 from workers.generation.grammar_trial import LIMITS, Trial, error_of
 from workers.generation.request import Matcher
