@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from frontend.engine.local.catalog import ToldCatalog
+from frontend.engine.local.catalog_following import ToldCatalog
 from ipc.wire.messages import Credits, ModelStatus, Work
 from ipc.wire.stats import Stats
 

@@ -31,7 +31,7 @@ import zmq
 
 from frontend.engine.interface import Payload, bytes_of
 from frontend.engine.local import dealer
-from frontend.engine.local.catalog import ToldCatalog
+from frontend.engine.local.catalog_following import ToldCatalog
 from frontend.engine.local.outstanding import Outstanding, Sent, Streams
 from frontend.engine.streams.incoming import Delivery
 from ipc.errors import DeadlineExceeded, ProtocolError, WorkerLost, from_code

@@ -31,7 +31,7 @@ from frontend.engine.interface import (
     always,
 )
 from frontend.engine.local import routing
-from frontend.engine.local.catalog import CatalogFollower
+from frontend.engine.local.catalog_following import CatalogFollower
 from frontend.engine.local.channel import Channel
 from frontend.engine.local.client import Client, LocalGeneration
 from frontend.scope import ANY_BOX, Choice, RequestScope

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from frontend.engine.local.catalog import CatalogFollower, ToldCatalog
+from frontend.engine.local.catalog_following import CatalogFollower, ToldCatalog
 from ipc.catalog.entries import AdapterSource, Catalog, DirectorySource, ModelEntry
 from ipc.catalog.ids import NO_VERSION, id_of
 from ipc.catalog.model_config import ModelConfig
