@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from frontend.engine.planning import cost_of, plan, resolve
-from frontend.http.rendering import off_loop_if
+from frontend.http.threads import off_loop_if
 from frontend.scope import RequestScope
 from frontend.services import Services
 from ipc import deadline

@@ -24,7 +24,7 @@ from frontend.access.gate import Gate
 from frontend.bridge.intake import ACK, NAK, POISON, WORKING, Dead, Send
 from frontend.bridge.meter import Meter
 from frontend.engine.interface import Engine, Models
-from frontend.http.rendering import off_loop
+from frontend.http.threads import off_loop
 from frontend.protocols.sie.encode import EncodeResource
 from frontend.protocols.sie.errors import contract_code
 from frontend.protocols.sie.extract import ExtractResource

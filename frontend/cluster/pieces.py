@@ -24,7 +24,7 @@ from frontend.engine.caching import ITEM_ERRORS
 from frontend.engine.events import Generation, Pace, Past
 from frontend.engine.interface import Engine, Payload
 from frontend.engine.planning import is_long, part_of, tokens_of
-from frontend.http.rendering import off_loop_if
+from frontend.http.threads import off_loop_if
 from frontend.scope import RequestScope
 from ipc.errors import QueueFull
 from ipc.settings import Settings

@@ -34,7 +34,7 @@ from frontend.engine.answer import Answer, AnswerStream
 from frontend.engine.events import Generation, Pace, Past
 from frontend.engine.interface import Engine, Models, Payload
 from frontend.engine.planning import is_long, part_of
-from frontend.http.rendering import off_loop_if
+from frontend.http.threads import off_loop_if
 from frontend.records.finishing import CacheMeter, Recorder
 from frontend.scope import RequestScope
 from ipc.errors import InferenceFailed, InvalidInput, ResourceExhausted

@@ -31,7 +31,7 @@ from frontend.generation.errors import InvalidField
 from frontend.generation.requests import MOST_NBYTES, generators
 from frontend.http.bodies import Holding
 from frontend.http.image_headers import FORMATS, check_all, check_image
-from frontend.http.rendering import off_loop
+from frontend.http.threads import off_loop
 from frontend.scope import RequestScope
 from frontend.services import Services
 from ipc import deadline

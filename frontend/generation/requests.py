@@ -27,7 +27,7 @@ from falcon.asgi import Request
 from frontend.generation.errors import InvalidField, MalformedBody, WrongContentType
 from frontend.generation.nested import written
 from frontend.http.fields import check_values, fault_of, mismatch_of, model_in, stray_byte
-from frontend.http.rendering import off_loop_if
+from frontend.http.threads import off_loop_if
 from frontend.scope import RequestScope
 from frontend.services import Services
 from ipc.catalog.entries import TEXT, Catalog, ModelEntry

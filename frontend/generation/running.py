@@ -32,7 +32,7 @@ from frontend.engine.planning import cost_of, lora_of, pace_of, plan
 from frontend.generation.errors import status_of
 from frontend.generation.outcome import Outcome
 from frontend.generation.pictures import have_parts, laid_out, looked_at, of_field
-from frontend.http.rendering import off_loop_if
+from frontend.http.threads import off_loop_if
 from frontend.scope import RequestScope
 from frontend.sending import COMMENT, CONTENT_TYPE, EventStream, Opening, RenderError, comment
 from frontend.services import Services

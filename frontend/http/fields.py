@@ -12,6 +12,8 @@ Before a body is decoded, and after its refusal:
 2. `fault_of` finds the text of a JSON body that is no Unicode, `stray_byte` bytes that are not UTF-8 where a decoder
    does not look.
 3. `model_in` finds the model that a refused body names.
+
+`instant` writes the value of a field of answers that is a point in time.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import codecs
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
 
@@ -411,3 +414,8 @@ def _inner(found: inspect.Type, name: str) -> Iterator[inspect.Type]:
         yield found.item_type
     elif not name and isinstance(found, inspect.DictType):
         yield found.value_type
+
+
+def instant(seconds: float) -> str:
+    """Unix seconds as RFC 3339 in UTC."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from frontend.http.rendering import Steps, at_once, in_steps
+from frontend.http.threads import Steps, at_once, in_steps
 from ipc.errors import InvalidInput
 from ipc.settings import Limits
 

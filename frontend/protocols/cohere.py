@@ -23,7 +23,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from frontend.engine.answer import Answer, quantize
 from frontend.http.fields import check_count, check_texts
-from frontend.http.rendering import off_loop_if
+from frontend.http.threads import off_loop_if
 from frontend.protocols.foreign.server import ErrorForm, Rendered, ServerProtocol
 from frontend.protocols.sie import CLIENT_FAULTS, HEADERS, SERVER_FAULTS, errors, faults
 from frontend.protocols.sie.encode import VectorsResource, Wishes, check_wishes, side_of_type

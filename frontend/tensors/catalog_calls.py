@@ -40,7 +40,7 @@ from frontend.http.fields import (
     check_texts,
 )
 from frontend.http.image_headers import check_all
-from frontend.http.rendering import off_loop_if
+from frontend.http.threads import off_loop_if
 from frontend.tensors.checking import CheckedRequest
 from frontend.tensors.models import TensorModel
 from frontend.tensors.request import CONTENT_TYPE, InputTensor, Parameter, TensorRequest

@@ -32,7 +32,7 @@ from typing import Any, Protocol
 
 from frontend.engine.interface import Models
 from frontend.http.bodies import BodyReader
-from frontend.http.rendering import off_loop_if
+from frontend.http.threads import off_loop_if
 from frontend.tensors.models import TensorModels, VersionState
 from frontend.tensors.request import UnavailableModel
 from ipc import deadline

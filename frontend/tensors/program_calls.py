@@ -21,7 +21,7 @@ import numpy as np
 from frontend.engine.answer import Answer, AnswerStream
 from frontend.engine.interface import Block, Engine, Payload
 from frontend.engine.planning import plan
-from frontend.http.rendering import MAKING, in_steps, off_loop
+from frontend.http.threads import MAKING, in_steps, off_loop
 from frontend.scope import RequestScope
 from frontend.tensors.checking import CheckedRequest, check
 from frontend.tensors.models import TensorModel

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from frontend.engine.interface import Block
-from frontend.http.rendering import Steps
+from frontend.http.threads import Steps
 from ipc.errors import ConfigError, DeadlineExceeded, ModelNotFound
 
 Parameter = bool | int | float | str

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from frontend.engine.answer import Answer
-from frontend.http.rendering import off_loop
+from frontend.http.threads import off_loop
 from frontend.tensors.request import WantedOutput
 from ipc.errors import InvalidInput
 from ipc.memory.datatypes import DATATYPES

@@ -18,7 +18,7 @@ from frontend.access.gate import Gate
 from frontend.engine.interface import bytes_of
 from frontend.engine.local.engine import LocalEngine
 from frontend.http.bodies import BodyReader
-from frontend.http.rendering import at_once
+from frontend.http.threads import at_once
 from frontend.records.finishing import Finisher
 from frontend.records.statistics import RequestCounters
 from frontend.scope import RequestScope

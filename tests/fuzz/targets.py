@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError, Message
 
 from frontend.grpc.received import Form, split
 from frontend.http import image_headers
-from frontend.http.rendering import at_once
+from frontend.http.threads import at_once
 from frontend.protocols.chat import chat, completions
 from frontend.protocols.kserve_v2 import conversions, generate, infer, reading
 from frontend.protocols.kserve_v2.grpc import infer as counting

@@ -25,7 +25,7 @@ from frontend.agent.workplace import sandbox_of
 from frontend.generation.errors import InvalidField, headers_of, status_of, text_of
 from frontend.generation.multipart import FRAMING_NBYTES
 from frontend.generation.requests import decode, owner_of, receive
-from frontend.http.rendering import off_loop
+from frontend.http.threads import off_loop
 from frontend.protocols.agent.serialized import (
     MAX_BODIES_NBYTES,
     ImportedFile,

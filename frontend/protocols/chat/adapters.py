@@ -32,7 +32,7 @@ from frontend.generation.outcome import Outcome
 from frontend.generation.requests import decode, find_generator, receive
 from frontend.generation.running import running
 from frontend.http.bodies import until_disconnect
-from frontend.http.rendering import off_loop
+from frontend.http.threads import off_loop
 from frontend.scope import RequestScope
 from frontend.sending import answer_json
 from frontend.services import Services

@@ -22,7 +22,7 @@ from msgspec import Meta
 from frontend.generation.errors import InvalidField
 from frontend.generation.requests import decode, find_generator, model_status, receive
 from frontend.http.bodies import until_disconnect
-from frontend.http.rendering import off_loop
+from frontend.http.threads import off_loop
 from frontend.scope import RequestScope
 from frontend.sending import answer_json
 from frontend.services import Services

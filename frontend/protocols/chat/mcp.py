@@ -26,7 +26,7 @@ from frontend.generation.errors import InvalidField, status_of
 from frontend.generation.requests import LONG_NBYTES, generators, receive
 from frontend.http.bodies import until_disconnect
 from frontend.http.fields import stray_byte
-from frontend.http.rendering import off_loop_if
+from frontend.http.threads import off_loop_if
 from frontend.protocols.chat.chat import ChatResource, answered, parse
 from frontend.protocols.chat.output import ChatAnswer
 from frontend.scope import RequestScope

@@ -20,7 +20,7 @@ import numpy as np
 from frontend.engine.answer import Answer
 from frontend.engine.planning import check_options, model_named
 from frontend.http.fields import check_count, check_shared, check_texts
-from frontend.http.rendering import off_loop_if
+from frontend.http.threads import off_loop_if
 from frontend.protocols.sie.flow import Form, InferenceResource, Plan
 from frontend.protocols.sie.schemas import Body
 from frontend.protocols.sie.score import Pairs, ScoringResource, ranking

@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from frontend.http import image_headers
-from frontend.http.rendering import Steps
+from frontend.http.threads import Steps
 from frontend.tensors.request import InputTensor, Plan
 from frontend.tensors.result import OutputTensor, TensorResult
 from ipc import extras

@@ -25,7 +25,7 @@ import msgspec
 import orjson
 from falcon.asgi import Request, Response
 
-from frontend.http.rendering import at_once, off_loop, off_loop_if
+from frontend.http.threads import at_once, off_loop, off_loop_if
 from frontend.protocols.kserve_v2 import elements, errors, reading, rendering, schemas
 from frontend.protocols.kserve_v2.infer import InferResource
 from frontend.protocols.kserve_v2.reading import InferRequest, Target, identifying

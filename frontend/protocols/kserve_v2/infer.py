@@ -24,7 +24,7 @@ from falcon.asgi import Request, Response
 from frontend.access.gate import Restrictions
 from frontend.engine.interface import Block
 from frontend.http.bodies import HeldBody, Holding
-from frontend.http.rendering import Steps, at_once, in_steps, off_loop
+from frontend.http.threads import Steps, at_once, in_steps, off_loop
 from frontend.protocols.kserve_v2 import conversions, reading, rendering
 from frontend.protocols.kserve_v2.reading import InferRequest, Target
 from frontend.scope import RequestScope

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import orjson
 
-from frontend.http.rendering import Steps
+from frontend.http.threads import Steps
 from frontend.protocols.kserve_v2 import conversions
 from frontend.protocols.kserve_v2.reading import InferRequest
 from frontend.protocols.kserve_v2.schemas import InferredOutput, InferResponse

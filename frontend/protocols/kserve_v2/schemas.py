@@ -11,7 +11,7 @@ from falcon.asgi import Request, Response
 from msgspec import UNSET, Meta, UnsetType
 
 from frontend.http.fields import fault_of, one_of, stray_byte
-from frontend.http.rendering import off_loop
+from frontend.http.threads import off_loop
 from frontend.services import Services
 from ipc.errors import BodyTooLarge, InvalidInput
 from ipc.memory.datatypes import DATATYPES

@@ -20,7 +20,7 @@ from msgspec import Meta
 from frontend.generation.errors import InvalidField
 from frontend.generation.requests import OUTPUT as TEXT
 from frontend.generation.requests import decode, receive
-from frontend.http.rendering import instant
+from frontend.http.fields import instant
 from frontend.protocols.ollama.requests import LATEST, known_name
 from frontend.sending import answer_json
 from frontend.services import Services

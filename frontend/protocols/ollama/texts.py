@@ -34,7 +34,7 @@ from frontend.generation.errors import text_of
 from frontend.generation.outcome import Outcome, entries_of, object_of
 from frontend.generation.requests import named_model, receive
 from frontend.generation.running import running, send_json, send_stream
-from frontend.http.rendering import instant
+from frontend.http.fields import instant
 from frontend.protocols.ollama.requests import TextPlan, known_name, parse_chat, parse_generate
 from frontend.scope import RequestScope
 from frontend.sending import InferenceRoute, answer_json

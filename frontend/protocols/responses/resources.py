@@ -28,7 +28,7 @@ from frontend.engine.events import Generation
 from frontend.generation.errors import InvalidField, error_info, status_of
 from frontend.generation.requests import MOST_NUMBER, ORDERS, named_model, number, owner_of, word
 from frontend.generation.running import send_stream
-from frontend.http.rendering import off_loop_if
+from frontend.http.threads import off_loop_if
 from frontend.protocols.responses import event_bytes
 from frontend.protocols.responses import output as resource
 from frontend.protocols.responses.items import CODE_CALL, DamagedEvents

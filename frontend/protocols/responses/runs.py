@@ -31,7 +31,7 @@ from frontend.generation.errors import InvalidField, status_of
 from frontend.generation.hosted import AgentPlan
 from frontend.generation.pictures import revived
 from frontend.generation.requests import LONG_NBYTES, find_generator, named_model, receive
-from frontend.http.rendering import off_loop_if
+from frontend.http.threads import off_loop_if
 from frontend.protocols.responses import output as resource
 from frontend.protocols.responses.output import Output, Resource
 from frontend.protocols.responses.requests import ResponsePlan, parse

@@ -20,7 +20,7 @@ from msgspec import Meta
 
 from frontend.engine.answer import Answer
 from frontend.engine.planning import check_dimensions, check_options
-from frontend.http.rendering import off_loop_if
+from frontend.http.threads import off_loop_if
 from frontend.protocols.sie import chunking, items, render
 from frontend.protocols.sie.flow import Form, InferenceResource, Plan, Timing, faults_of, timing_of
 from frontend.protocols.sie.inputs import check_inputs, images_of, inputs_of, names_of

@@ -17,7 +17,7 @@ from msgspec import UNSET, Meta, UnsetType
 from frontend.engine.answer import Answer
 from frontend.engine.planning import check_options
 from frontend.http.fields import check_labels, check_schema, distinct
-from frontend.http.rendering import off_loop_if
+from frontend.http.threads import off_loop_if
 from frontend.protocols.sie.flow import EncodeUsage, Form, InferenceResource, ItemFault, Plan, faults_of
 from frontend.protocols.sie.items import check_items, images_in, inputs_of
 from frontend.protocols.sie.outputs import array_header, map_header, packed

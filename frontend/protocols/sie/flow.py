@@ -29,7 +29,7 @@ from frontend.engine.planning import Resolved, cost_of, resolve, target_of
 from frontend.engine.planning import plan as plan_work
 from frontend.http.fields import model_in
 from frontend.http.image_headers import check_all
-from frontend.http.rendering import off_loop, off_loop_if
+from frontend.http.threads import off_loop, off_loop_if
 from frontend.protocols.sie.items import warnings_of
 from frontend.protocols.sie.schemas import (
     Body,

@@ -20,7 +20,7 @@ from msgspec import Meta
 from frontend.engine.boxes import boxes_with
 from frontend.generation.requests import DEFAULT, default_model, model_status
 from frontend.http.bodies import until_disconnect
-from frontend.http.rendering import instant
+from frontend.http.fields import instant
 from frontend.protocols.sie.schemas import AdminRequest, read_aside
 from frontend.sending import answer_json
 from frontend.services import Services

@@ -22,7 +22,7 @@ import numpy as np
 from msgspec import UNSET, Meta, UnsetType
 
 from frontend.engine.answer import Answer, Quantized, quantize, shorten, to_half
-from frontend.http.rendering import Steps, at_once, in_steps, off_loop
+from frontend.http.threads import Steps, at_once, in_steps, off_loop
 from frontend.protocols.sie import muvera
 from frontend.protocols.sie.plans import EncodePlan
 from frontend.sending import Buffer

@@ -20,7 +20,7 @@ import numpy as np
 import orjson
 from msgspec import UNSET, Meta, UnsetType
 
-from frontend.http.rendering import Steps, in_steps
+from frontend.http.threads import Steps, in_steps
 from frontend.protocols.sie.flow import EncodeUsage, ItemFault, Timing
 from frontend.protocols.sie.outputs import (
     INLINE_NBYTES,

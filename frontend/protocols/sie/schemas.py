@@ -30,7 +30,7 @@ from frontend.http.fields import (
     stray_byte,
     without_long_values,
 )
-from frontend.http.rendering import off_loop
+from frontend.http.threads import off_loop
 from frontend.protocols.sie.inputs import Inputs, MediaInput, key_counts
 from ipc.catalog.entries import ENCODE_OUTPUTS
 from ipc.catalog.option_names import OVERFLOW_POLICIES

@@ -19,7 +19,7 @@ from msgspec import UNSET, Meta, UnsetType
 from frontend.engine.answer import Answer
 from frontend.engine.planning import check_options
 from frontend.http.fields import check_count, check_shared, check_texts
-from frontend.http.rendering import off_loop_if
+from frontend.http.threads import off_loop_if
 from frontend.protocols.sie.flow import EncodeUsage, Form, InferenceResource, Plan
 from frontend.protocols.sie.inputs import MediaInput, Seen, images_of, seen, seen_input
 from frontend.protocols.sie.items import check_items, images_in, input_of, inputs_of

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from frontend.http.rendering import instant
+from frontend.http.fields import instant
 from frontend.state.skills import Skill, Version
 
 MOST_LISTED = 1_000

@@ -26,7 +26,7 @@ from msgspec import UNSET
 from frontend.engine.answer import Answer
 from frontend.engine.planning import default_model, is_served
 from frontend.http.fields import check_count, check_texts
-from frontend.http.rendering import off_loop_if
+from frontend.http.threads import off_loop_if
 from frontend.protocols.foreign.scoring import (
     ENTRY_NBYTES,
     FAMILY,

@@ -19,7 +19,7 @@ from google.protobuf.message import Message
 
 from frontend.grpc import received
 from frontend.grpc.call import Answer, Call, Method
-from frontend.http.rendering import off_loop_if
+from frontend.http.threads import off_loop_if
 from frontend.protocols.trtis_v1 import management, requests
 from frontend.protocols.trtis_v1.management import server_status
 from frontend.protocols.trtis_v1.statuses import Statuses, message_of

@@ -21,7 +21,7 @@ from google.protobuf import json_format
 from google.protobuf.message import Message
 
 from frontend.http import tracebacks
-from frontend.http.rendering import off_loop_if
+from frontend.http.threads import off_loop_if
 from frontend.protocols.trtis_v1 import management, requests
 from frontend.protocols.trtis_v1.management import MODES, server_status
 from frontend.protocols.trtis_v1.requests import (

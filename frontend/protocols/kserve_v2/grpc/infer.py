@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError
 
 from frontend.grpc import received
 from frontend.grpc.call import Call, Several
-from frontend.http.rendering import off_loop_if
+from frontend.http.threads import off_loop_if
 from frontend.protocols.kserve_v2 import conversions, rendering
 from frontend.protocols.kserve_v2.errors import text_of
 from frontend.protocols.kserve_v2.grpc.reading import EMPTY_FINAL, request_of, version_of

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
-from frontend.http.rendering import Steps
+from frontend.http.threads import Steps
 from frontend.scope import RequestScope, plain_scope
 from frontend.services import Services
 from frontend.tensors.request import InputTensor, Plan, Sequence, TensorRequest

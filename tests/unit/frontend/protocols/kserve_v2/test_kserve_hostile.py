@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frontend.http.rendering import at_once
+from frontend.http.threads import at_once
 from frontend.protocols.kserve_v2 import conversions, elements, infer, reading
 from frontend.tensors.request import InputTensor
 from ipc.catalog.model_config import ModelConfig, TensorConfig

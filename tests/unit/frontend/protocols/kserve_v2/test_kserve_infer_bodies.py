@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from frontend.http.rendering import at_once
+from frontend.http.threads import at_once
 from frontend.protocols.kserve_v2 import infer
 from ipc.errors import BodyTooLarge, InvalidInput, Unsupported
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from frontend.http.rendering import at_once
+from frontend.http.threads import at_once
 from frontend.protocols.kserve_v2.reading import InferRequest
 from frontend.protocols.kserve_v2.rendering import LONG_NBYTES, AnswerBody, is_long, json_of, render
 from frontend.tensors.request import TensorRequest

@@ -18,7 +18,6 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from datetime import UTC, datetime
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from frontend.scope import current_scope
@@ -168,8 +167,3 @@ def at_once(steps: Steps[T]) -> T:
         except StopIteration as end:
             result: T = end.value
             return result
-
-
-def instant(seconds: float) -> str:
-    """Unix seconds as RFC 3339 in UTC."""
-    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")

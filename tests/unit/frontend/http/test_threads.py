@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from frontend.http import image_headers, rendering, tracebacks
-from frontend.http.rendering import Line, Steps, in_steps, off_loop
+from frontend.http import image_headers, threads, tracebacks
+from frontend.http.threads import Line, Steps, in_steps, off_loop
 from frontend.protocols.kserve_v2 import conversions
 from frontend.scope import current_scope, plain_scope
 from frontend.services import Services
@@ -99,7 +99,7 @@ def test_a_caller_with_much_work_waits_behind_its_own(gate: Gate) -> None:
 
 
 def test_between_two_steps_others_have_their_turn(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendering, "PIECE_S", 0.0)
+    monkeypatch.setattr(threads, "PIECE_S", 0.0)
     line = Line("test", 1)
 
     def steps() -> Steps[str]:
@@ -167,12 +167,12 @@ def test_steps_end_with_their_client_after_the_one_that_runs(gate: Gate) -> None
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    original = rendering.PIECE_S
-    rendering.PIECE_S = 0.0
+    original = threads.PIECE_S
+    threads.PIECE_S = 0.0
     try:
         asyncio.run(test())
     finally:
-        rendering.PIECE_S = original
+        threads.PIECE_S = original
     assert gate.order == ["first"] and closed.is_set()
 
 
@@ -254,19 +254,19 @@ def test_pictures_hold_up_no_large_body_and_end_with_their_client(
         return decode(data, where)
 
     monkeypatch.setattr(conversions, "decode", gated)
-    monkeypatch.setattr(rendering, "PIECE_S", 0.0)
+    monkeypatch.setattr(threads, "PIECE_S", 0.0)
 
     async def test() -> None:
         requests = [asks(f"10.0.0.{number}", looking(made, 50)) for number in range(4)]
-        await until(lambda: len(gate.order) == rendering.THREADS)
+        await until(lambda: len(gate.order) == threads.THREADS)
         assert await off_loop(lambda: "a large honest body") == "a large honest body"
         for request in requests:
             request.cancel()
-        await until(lambda: not waiting(rendering.MAKING))
+        await until(lambda: not waiting(threads.MAKING))
         gate.may.set()
         assert all(isinstance(one, asyncio.CancelledError)
                    for one in await asyncio.gather(*requests, return_exceptions=True))  # fmt: skip
-        assert len(gate.order) == rendering.THREADS, "no other picture is decoded for who has left"
+        assert len(gate.order) == threads.THREADS, "no other picture is decoded for who has left"
         assert made.tensor_inference.inputs.pixels.free == made.tensor_inference.inputs.pixels.limit
         made.engine.client.inputs.close()
 
@@ -278,7 +278,7 @@ def test_headers_of_large_images_are_looked_at_beside_the_loop(
 ) -> None:
     """The loop sees that the look has begun, and what is left of it ends with the client."""
     monkeypatch.setattr(image_headers, "check_image", lambda data, where, limits: gate.wait(where))
-    monkeypatch.setattr(rendering, "PIECE_S", 0.0)
+    monkeypatch.setattr(threads, "PIECE_S", 0.0)
     large = [(f"items[{number}]", bytes(image_headers.LONG_NBYTES)) for number in range(3)]
 
     async def test() -> None:
@@ -328,7 +328,7 @@ def test_a_step_that_takes_long_is_followed_by_others_work() -> None:
     def steps() -> Steps[int]:
         for number in range(3):
             taken.append(number)
-            time.sleep(rendering.PIECE_S)
+            time.sleep(threads.PIECE_S)
             yield
         return len(taken)
 
