@@ -117,7 +117,7 @@ def assemble(
     services.finisher = Finisher.opened(settings, name, services.recorder)
     if settings.is_gateway:
         services.meter = GatewayMeter.made(
-            backend.models, backend.counts, settings.cluster.profiles, backend.times
+            backend.models, backend.counts, settings.cluster.profiles, backend.times, families.tally
         )
         services.finisher.gateway = services.meter.finished
     if settings.server.metrics or settings.log.access:

@@ -405,13 +405,16 @@ class Broker:
             self._told.add(text)
             log.warning("brokers: %s", text)
 
-    async def found(self) -> None:
+    async def found(self, most_s: float = SEARCH_S) -> None:
         """Wait while a lost connection may come back at once: for `SEARCH_S`, until all brokers were tried in vain.
+
+        Never longer than `most_s`.
 
         So a request that comes just after the death of one broker of several is not refused.
         """
+        until_s = min(self._lost_s + SEARCH_S, time.monotonic() + most_s)
         while not self.up and any(url.netloc not in self.client.in_vain for url in self.client.servers):
-            left_s = self._lost_s + SEARCH_S - time.monotonic()
+            left_s = until_s - time.monotonic()
             if left_s <= 0:
                 return
             self._moved.clear()

@@ -19,7 +19,7 @@ from frontend.cluster.boxes import Box, Boxes
 from frontend.cluster.broker import NO_BROKER
 from frontend.cluster.bucket import Rows
 from frontend.cluster.sequences import Homes
-from frontend.cluster.takers import Takers
+from frontend.cluster.takers import MOST_REMEMBERED, Takers
 from frontend.engine.boxes import BUNDLE, profile_of
 from frontend.engine.interface import STATE_ORDER, BoxView, Models, WorkerView, why_failed
 from frontend.scope import ANY_BOX, Choice
@@ -75,6 +75,8 @@ class ClusterModels(Models):
         self._figures: dict[str, BoxHealth] = {}
         self._version, self._is_read, self._changed = 0, False, asyncio.Event()
         self._configured: Mapping[str, ModelEntry] = {}
+        self._loaded: dict[tuple[str, Choice], ModelStatus] = {}
+        """The states of models that requests have found loaded at boxes of their choice."""
         self.families = frozenset(FAMILY_OPTIONS)
         """Adapters that each box has."""
         self.ensure: Ensure | None = None
@@ -103,7 +105,7 @@ class ClusterModels(Models):
         """The figures of a box have arrived."""
         if self._boxes.is_alive(health.life):
             self._figures[health.box] = health
-            self.takers.forget()
+            self._forget()
 
     def _stats(self, box: Box) -> Mapping[str, Stats]:
         figures = self._figures.get(box.name)
@@ -172,10 +174,15 @@ class ClusterModels(Models):
         if sources != self.catalog.sources:
             self.catalog.replace(Catalog(sources, names=names))
         self.homes.look()
-        self.takers.forget()
+        self._forget()
         self._version += 1
         self._changed.set()
         self._changed = asyncio.Event()
+
+    def _forget(self) -> None:
+        """Rows, boxes or profiles may have changed."""
+        self.takers.forget()
+        self._loaded.clear()
 
     def _live(self) -> Iterator[tuple[Box, Rows]]:
         for box in self._boxes:
@@ -368,6 +375,9 @@ class ClusterModels(Models):
         A box that begins or comes back is waited for, as a worker is on one host; a pool without boxes is not. Raises
         `QueueUnavailable` at once without a broker, and `DependencyConflict` where only other bundles have the model.
         """
+        # PERF: nearly always.
+        if not others and (status := self._loaded.get((model, choice))) is not None:
+            return status
 
         def having() -> bool:
             states = [state for name in (model, *others) for state in self._states(name, choice)]
@@ -390,7 +400,12 @@ class ClusterModels(Models):
             assert self.ensure is not None
             await self.ensure(model, deadline_ns, others, choice)
             await self.wait(having, min(deadline_ns, deadline.after(TOLD_S)))
-        return self._told(model, choice)
+        status = self._told(model, choice)
+        if not others and status.state == "loaded" and having():
+            if len(self._loaded) >= MOST_REMEMBERED:
+                self._loaded.clear()
+            self._loaded[model, choice] = status
+        return status
 
     def _told(self, model: str, choice: Choice) -> ModelStatus:
         """The state of a model at the boxes of a choice, else at all."""

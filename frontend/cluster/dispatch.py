@@ -26,6 +26,7 @@ from typing import Protocol
 from frontend.cluster.boxes import Box, Boxes
 from frontend.cluster.items import BoxLost, Held, LostRequests
 from ipc.errors import (
+    DeadlineExceeded,
     Draining,
     PenstockError,
     QueueUnavailable,
@@ -64,6 +65,11 @@ BUSY = frozenset(
     ("DRAINING", "MODEL_LOADING", "MODEL_NOT_LOADED", "NO_REPLICA", "QUEUE_FULL", "SHM_EXHAUSTED")
 )
 """Errors of a box, not of an item: another box may do better."""
+
+
+def late() -> DeadlineExceeded:
+    """The error of an item whose deadline has passed."""
+    return DeadlineExceeded("the deadline passed before a box answered", retry_after_s=1)
 
 
 class Sender(Protocol):
@@ -207,6 +213,16 @@ class Dispatch:
             held.heard_ns = now_ns - self._ask_ns + LOOK_AGAIN_NS
         else:
             self._fail(held, error)
+
+    def expire(self) -> None:
+        """End pure work and requests of sequences soon after their deadlines. Call this often, also without a broker.
+
+        PERF: a timer for each item would cost as much as the item on the wire.
+        """
+        before_ns = self._now_ns() - GRACE_NS
+        for held in list(self.items.values()):
+            if held.deadline_ns < before_ns and not held.in_pieces:
+                self._fail(held, late())
 
     def _fail(self, held: Held, error: PenstockError) -> None:
         if not held.future.done():

@@ -10,9 +10,9 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Collection
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 
-from frontend.cluster.dispatch import GRACE_NS
+from frontend.cluster.dispatch import GRACE_NS, late
 from frontend.cluster.gateway import Gateway, operation_of
 from frontend.cluster.items import Sent
 from frontend.cluster.pieces import CuttingEngine
@@ -25,12 +25,15 @@ from frontend.engine.interface import Engine, NoBlocks, Payload, bytes_of
 from frontend.scope import ANY_BOX, Choice, RequestScope
 from frontend.server.drain import Drain
 from ipc import deadline
-from ipc.errors import DeadlineExceeded, NoReplica, SequenceLost, WorkerCrashed
+from ipc.errors import NoReplica, SequenceLost, WorkerCrashed
 from ipc.settings import Settings
 from ipc.wire.cluster import ENSURE, MOST_NBYTES, RUN, STEP, ItemResult, Offer, Outcome, read_answer
 from ipc.wire.messages import EncodeCall, Work
 
 log = logging.getLogger(__name__)
+
+AT_ONCE = nullcontext()
+"""The turn of a request that waits for no other one."""
 
 
 class ClusterEngine(Engine):
@@ -59,24 +62,24 @@ class ClusterEngine(Engine):
         gateway = self._gateway
         sent = gateway.item(kind, work, payload, deadline_ns, start_by_ns, others, choice)
         try:
-            async with asyncio.timeout(deadline.remaining_s(deadline_ns) + GRACE_NS / 1e9):
-                began_ns = time.monotonic_ns()
-                await gateway.post(sent)
-                if scope is not None:
-                    posted_ms = (time.monotonic_ns() - began_ns) / 1e6
-                    scope.published_ms = max(scope.published_ms, posted_ms)
-                while True:
-                    result, outcome = await sent.future
-                    if outcome.large is None:
-                        return result, outcome, None
+            began_ns = time.monotonic_ns()
+            await gateway.post(sent)
+            if scope is not None:
+                posted_ms = (time.monotonic_ns() - began_ns) / 1e6
+                scope.published_ms = max(scope.published_ms, posted_ms)
+            while True:
+                result, outcome = await sent.future
+                if outcome.large is None:
+                    return result, outcome, None
+                async with asyncio.timeout(deadline.remaining_s(deadline_ns) + GRACE_NS / 1e9):
                     whole = await self._got(sent, outcome, outcome.large)
-                    if whole is not None:
-                        return result, outcome, whole
+                if whole is not None:
+                    return result, outcome, whole
         except (SequenceLost, WorkerCrashed):
             gateway.judge(sent, payload)
             raise
         except TimeoutError:
-            raise DeadlineExceeded("the deadline passed before a box answered", retry_after_s=1) from None
+            raise late() from None
         finally:
             gateway.close(sent)
 
@@ -103,7 +106,8 @@ class ClusterEngine(Engine):
         raw = bytes(bytes_of(payload))
         began_ns = time.monotonic_ns()
         kind = RUN if work.step is None else STEP
-        async with self._turns.take(work, scope.waits_until_ns):
+        turn = AT_ONCE if work.step is None else self._turns.take(work, work.step, scope.waits_until_ns)
+        async with turn:
             result, outcome, whole = await self._call(
                 kind, work, raw, scope.deadline_ns, scope.waits_until_ns, choice=scope.choice, scope=scope
             )

@@ -179,6 +179,7 @@ class Gateway:
                 self.boxes.tick()
                 self.queues.tick()
                 self.dispatch.tick()
+            self.dispatch.expire()
             self.texts.tick()
             self.parts.tick()
             await asyncio.sleep(TICK_S)
@@ -338,7 +339,7 @@ class Gateway:
         """Give an item to `dispatch`, once a broker is there. Raises as `Dispatch.begin` does."""
         await self.offer(sent)
         if not self.broker.up:
-            await self.broker.found()
+            await self.broker.found(deadline.remaining_s(sent.deadline_ns))
         self.dispatch.begin(sent)
 
     def close(self, sent: Sent) -> None:

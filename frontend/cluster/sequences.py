@@ -22,7 +22,7 @@ from frontend.engine.streams import homes
 from frontend.scope import Choice
 from ipc import deadline
 from ipc.errors import DeadlineExceeded
-from ipc.wire.messages import Work
+from ipc.wire.messages import Step, Work
 
 MOST_MODELS = 256
 """Models whose places are remembered, with the pool and the bundle of a request."""
@@ -94,12 +94,9 @@ class Turns:
         self._locks: WeakValueDictionary[tuple[str, str, int | str], asyncio.Lock] = WeakValueDictionary()
 
     @asynccontextmanager
-    async def take(self, work: Work, until_ns: int) -> AsyncIterator[None]:
-        """The turn of a request; at once for one without a sequence. Raises `DeadlineExceeded`."""
-        if work.step is None:
-            yield
-            return
-        lock = self._locks.setdefault((work.model, work.caller, work.step.id), asyncio.Lock())
+    async def take(self, work: Work, step: Step, until_ns: int) -> AsyncIterator[None]:
+        """The turn of a request at this step of a sequence. Raises `DeadlineExceeded`."""
+        lock = self._locks.setdefault((work.model, work.caller, step.id), asyncio.Lock())
         try:
             async with asyncio.timeout(deadline.remaining_s(until_ns)):
                 await lock.acquire()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Self
 
 from frontend.engine.interface import BoxView, Counts, Models, Times, WorkerView, no_times
@@ -20,11 +21,14 @@ from frontend.scope import RequestScope
 from ipc.catalog.repository import VersionEntry
 from ipc.machine import CPU, gpu_type
 from ipc.metrics.cluster import GatewayMetrics
+from ipc.metrics.registry import Amount, Observations, Tally
 from ipc.wire.stats import Stats
 
 BUNDLE = "default"
 """The bundle of a request that chooses none."""
 DEMAND_S = 120.0
+MOST_SERIES = 1024
+"""Series of requests whose counters are at hand."""
 _GAUGES = ("connected", "config_degraded", "config_epoch")
 """Counts that are told as they are."""
 _REJECTIONS = {
@@ -97,9 +101,11 @@ class GatewayMeter:
         configured: Sequence[str] = (),
         now_s: Callable[[], float] = time.monotonic,
         times: Times = no_times,
+        tally: Tally | None = None,
     ) -> None:
-        """`configured` are the machine profiles that the settings name."""
+        """`configured` are the machine profiles that the settings name; requests are counted in `tally`."""
         self._metrics, self._directory, self._counts, self._times = metrics, directory, counts, times
+        self._tally = tally or Tally()
         self._configured, self._now_s = configured, now_s
         self._unmet: deque[tuple[float, tuple[str, str]]] = deque()
         self._demand: Counter[tuple[str, str]] = Counter()
@@ -108,18 +114,32 @@ class GatewayMeter:
         self._profiles: dict[str, str] = {}
         self._seen: dict[tuple[str, str], float] = {}
         self._models: set[str] = set()
+        self._ended = lru_cache(maxsize=MOST_SERIES)(self._outcome)
+        self._observed = lru_cache(maxsize=MOST_SERIES)(self._observations)
         metrics.touch()
 
     @classmethod
-    def made(cls, directory: Models, counts: Counts, configured: Sequence[str], times: Times) -> Self:
+    def made(
+        cls, directory: Models, counts: Counts, configured: Sequence[str], times: Times, tally: Tally
+    ) -> Self:
         """A meter with the families of this process."""
-        return cls(GatewayMetrics(), directory, counts, configured, times=times)
+        return cls(GatewayMetrics(), directory, counts, configured, times=times, tally=tally)
+
+    def _outcome(self, operation: str, status: str, profile: str) -> tuple[Amount, Observations]:
+        """What one more request counts into."""
+        requests = self._metrics.requests.labels(operation, status, profile)
+        return self._tally.amount(requests), self._observed("latency", operation, profile)
+
+    def _observations(self, what: str, *labels: str) -> Observations:
+        family = getattr(self._metrics, what)
+        return self._tally.observations(family.labels(*labels) if labels else family)
 
     def finished(self, scope: RequestScope, status: str) -> None:
         """A request has ended with this HTTP status."""
         profile = self._profiles.get(scope.worker.partition("/")[0], "")
-        self._metrics.requests.labels(scope.operation, status, profile).inc()
-        self._metrics.latency.labels(scope.operation, profile).observe(scope.phases["total"] / 1000)
+        requests, latency = self._ended(scope.operation, status, profile)
+        requests.inc()
+        latency.observe(scope.phases["total"] / 1000)
         chosen = self._label(scope.choice.profile)
         is_unmet = scope.error == "PROVISIONING" or (scope.worker and chosen not in ("", profile))
         if is_unmet:
@@ -150,8 +170,7 @@ class GatewayMeter:
         self._report_demand()
         self._report_boxes(boxes, by_box)
         for what, label, seconds in self._times():
-            family = getattr(self._metrics, what)
-            (family.labels(label) if label else family).observe(seconds)
+            self._observed(what, *([label] if label else ())).observe(seconds)
         for key, count in self._counts().items():
             what, label = key
             if what in _GAUGES:

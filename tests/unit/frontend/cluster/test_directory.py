@@ -100,6 +100,30 @@ def test_a_model_that_no_box_has_and_a_request_without_a_bundle_are_no_conflict(
     assert stage.loaded("org/m", "").state == stage.loaded("org/m", "plain").state == "loaded"
 
 
+def test_a_model_that_a_box_has_unloaded_or_that_left_with_its_box_is_loaded_no_longer() -> None:
+    stage, asked = Stage(), list[str]()
+
+    async def ensure(model: str, *more: object) -> None:
+        asked.append(model)
+        raise Provisioning("nobody loads")
+
+    stage.models.ensure = ensure
+    stage.box("a", "plain", "org/m")
+    assert [stage.loaded("org/m", "").state for _ in range(2)] == ["loaded"] * 2
+    row = ModelRow(VERSION, "life-a", None, None, {"worker-0": [ModelStatus("org/m", "available")]})
+    stage.models.take(row_key("a", "org/m"), row)
+    with pytest.raises(Provisioning):
+        stage.loaded("org/m", "")
+    assert asked == ["org/m"]
+    stage.box("a", "plain", "org/m")
+    assert stage.loaded("org/m", "").state == "loaded"
+    for _ in range(3):
+        stage.now_ns += 400_000_000
+        stage.boxes.tick()
+    with pytest.raises(Provisioning):
+        stage.loaded("org/m", "")
+
+
 def test_a_request_goes_to_the_box_whose_machine_profile_pages_show() -> None:
     stage = Stage()
     large = Stats(0, 80 << 30, 0, 0.0, 0.0, None, None, 0, 0, 0, 0, 0, 0, [], [])

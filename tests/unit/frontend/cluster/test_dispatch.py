@@ -9,8 +9,9 @@ import pytest
 
 from frontend.cluster.boxes import SHOWN_S, Box, Boxes
 from frontend.cluster.dispatch import Dispatch
-from frontend.cluster.items import MOST_LIVES, MOST_SAID, Held
+from frontend.cluster.items import GRACE_NS, MOST_LIVES, MOST_SAID, Held
 from ipc.errors import (
+    DeadlineExceeded,
     Draining,
     NoReplica,
     PenstockError,
@@ -121,6 +122,25 @@ def played(scene: Callable[[], None]) -> None:
         await asyncio.sleep(0)
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("up", [True, False])
+def test_an_item_ends_soon_after_its_deadline_with_and_without_a_broker(up: bool) -> None:
+    async def scene() -> None:
+        stage = Stage("a")
+        held, text = stage.begin("r.1"), stage.begin("r.2")
+        text.in_pieces = True
+        stage.up = up
+        stage.now_ns = held.deadline_ns
+        stage.dispatch.expire()
+        assert not held.future.done()
+        stage.now_ns += GRACE_NS + 1
+        stage.dispatch.expire()
+        with pytest.raises(DeadlineExceeded, match="before a box answered"):
+            await held.future
+        assert not text.future.done()
+
+    asyncio.run(scene())
 
 
 def test_the_first_answer_counts_and_later_ones_are_counted_and_dropped() -> None:
