@@ -23,9 +23,9 @@ from typing import TypeVar
 
 from nats.aio.client import Client, Srv
 from nats.aio.msg import Msg
-from nats.aio.transport import TcpTransport
 from nats.errors import Error
 
+from frontend.cluster.broker_stream import ClosableTransport, headers_of
 from ipc import brokers
 from ipc.errors import ProtocolError, QueueUnavailable
 from ipc.logs import Seldom
@@ -47,8 +47,6 @@ SEARCH_S = 2.0
 LOST_ECHOES = 3
 """Beats: who does not hear its own signs of life for longer hears nobody."""
 CANCEL_AGAIN_S = 0.1
-CLOSE_S = 0.5
-"""How long a connection that is closed may take for what it still has to write."""
 MOST_TOLD = 32
 """Texts of the client library that are remembered until the next connect, so that none is written twice."""
 HEAD_NBYTES = 4096
@@ -101,42 +99,6 @@ class _Unsendable(ValueError):
     """A message that no broker would take."""
 
 
-class ClosableTransport(TcpTransport):
-    """A connection whose end is an `OSError` to writers.
-
-    The client library looks for another broker after an `OSError`. uvloop raises `RuntimeError` for a write to a closed
-    connection, and the library's loop of reconnects would end with such an error for good.
-    """
-
-    def __bool__(self) -> bool:
-        # The client library would put a transport of its own in the place of a false one.
-        return True
-
-    def write(self, payload: bytes) -> None:
-        """Raises `ConnectionResetError` for a connection that the broker has closed."""
-        self.writelines([payload])
-
-    def writelines(self, payload: Sequence[bytes]) -> None:
-        """Raises `ConnectionResetError` for a connection that the broker has closed."""
-        try:
-            super().writelines(payload)  # type: ignore[no-untyped-call]
-        except RuntimeError as error:
-            raise ConnectionResetError(str(error)) from error
-
-    async def wait_closed(self) -> None:
-        """A broker that stands still takes nothing: what it has not taken within `CLOSE_S` is thrown away."""
-        try:
-            async with asyncio.timeout(CLOSE_S):
-                await super().wait_closed()  # type: ignore[no-untyped-call]
-        except TimeoutError:
-            self.abort()
-
-    def abort(self) -> None:
-        """End the connection at once."""
-        if self._io_writer is not None:
-            self._io_writer.transport.abort()
-
-
 def _is_over(task: asyncio.Task[None] | None) -> bool:
     return task is None or task.done()
 
@@ -145,7 +107,8 @@ class QuickClient(Client):
     """The client library without its queues on the way of our own messages.
 
     PERF: the library hands a message to a queue, a task and a coroutine, and takes one through a buffer, a queue and a
-    task: two more turns of the event loop each way, and half of the processor time of a message.
+    task: two more turns of the event loop each way, and half of the processor time of a message. It reads through a
+    task of its own (`broker_stream`).
     """
 
     def __init__(self) -> None:
@@ -211,7 +174,7 @@ class QuickClient(Client):
     async def _connect_to_server(self, s: Srv) -> None:
         self._active_s = time.monotonic()
         if not self._transport and s.uri.scheme not in ("ws", "wss"):
-            self._transport = ClosableTransport()  # type: ignore[no-untyped-call]
+            self._transport = ClosableTransport(self._heard)
         try:
             await super()._connect_to_server(s)
         except Exception:
@@ -225,21 +188,35 @@ class QuickClient(Client):
         await self.subscribe(subject)
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
-        handler = self._quick.get(sid)
+        # Over a websocket our own messages come this way, too.
+        if self._heard(sid, subject, reply, headers or b"", data):
+            return
         try:
-            if handler is None:
-                return await super()._process_msg(sid, subject, reply, data, headers)
-            fields = await self._process_headers(headers) if headers else None
-            message = Msg(self, subject.decode(), reply.decode(), data, fields)
+            await super()._process_msg(sid, subject, reply, data, headers)
         except (LookupError, TypeError, ValueError) as error:
-            # NOTE: brokers carry subjects and headers of any bytes.
-            self._seldom.warning("a message that cannot be read was dropped", repr(error))
-            return None
+            self._unreadable(error)
+
+    def _heard(self, sid: int, subject: bytes, reply: bytes, headers: bytes, data: bytes) -> bool:
+        """A message has arrived; false for one that the library handles."""
+        handler = self._quick.get(sid)
+        if handler is None:
+            return False
+        try:
+            message = Msg(
+                self, subject.decode(), reply.decode(), data, headers_of(headers) if headers else None
+            )
+        except ValueError as error:
+            self._unreadable(error)
+            return True
         try:
             handler(message)
         except Exception:
             log.exception("a message on %s failed", message.subject)
-        return None
+        return True
+
+    def _unreadable(self, error: Exception) -> None:
+        # NOTE: brokers carry subjects and headers of any bytes.
+        self._seldom.warning("a message that cannot be read was dropped", repr(error))
 
     def write(self, messages: Sequence[Message], failed: Callable[[str], None]) -> None:
         """Write messages at once; `failed` is told why one was left out. Without a connection all are dropped."""

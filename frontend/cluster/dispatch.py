@@ -24,9 +24,8 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from frontend.cluster.boxes import Box, Boxes
-from frontend.cluster.items import BoxLost, Held, LostRequests
+from frontend.cluster.items import GRACE_NS, BoxLost, Held, LostRequests, late
 from ipc.errors import (
-    DeadlineExceeded,
     Draining,
     PenstockError,
     QueueUnavailable,
@@ -55,8 +54,6 @@ LOOK_AGAIN_NS = 200_000_000
 DIED: Resent = "box died"
 """Why an item is sent again."""
 ASK_SOON_NS = 50_000_000
-GRACE_NS = 200_000_000
-"""A box tells of a passed deadline before the gateway gives up."""
 GOT_AFTER_S = 0.02
 """Boxes hear so much later that their answers have come, of all answers of that time at once."""
 OLD_NS = 200_000_000
@@ -65,11 +62,6 @@ BUSY = frozenset(
     ("DRAINING", "MODEL_LOADING", "MODEL_NOT_LOADED", "NO_REPLICA", "QUEUE_FULL", "SHM_EXHAUSTED")
 )
 """Errors of a box, not of an item: another box may do better."""
-
-
-def late() -> DeadlineExceeded:
-    """The error of an item whose deadline has passed."""
-    return DeadlineExceeded("the deadline passed before a box answered", retry_after_s=1)
 
 
 class Sender(Protocol):

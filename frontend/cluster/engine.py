@@ -12,9 +12,8 @@ import time
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager, nullcontext
 
-from frontend.cluster.dispatch import GRACE_NS, late
 from frontend.cluster.gateway import Gateway, operation_of
-from frontend.cluster.items import Sent
+from frontend.cluster.items import GRACE_NS, Sent, late
 from frontend.cluster.pieces import CuttingEngine
 from frontend.cluster.sequences import Turns
 from frontend.cluster.texts import ClusterText

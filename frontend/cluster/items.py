@@ -8,7 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from frontend.scope import ANY_BOX, Choice
-from ipc.errors import PenstockError, WorkerLost
+from ipc.errors import DeadlineExceeded, PenstockError, WorkerLost
 from ipc.wire.cluster import ItemResult, Offer, Outcome
 from ipc.wire.messages import Step, Work
 
@@ -17,6 +17,15 @@ log = logging.getLogger(__name__)
 MOST_LIVES, MOST_LOST = 1024, 4096
 """Lives of boxes whose lost requests are remembered, and requests of each; the oldest are forgotten first."""
 MOST_SAID = 8
+
+
+GRACE_NS = 200_000_000
+"""A box tells of a passed deadline before the gateway gives up."""
+
+
+def late() -> DeadlineExceeded:
+    """The error of an item whose deadline has passed."""
+    return DeadlineExceeded("the deadline passed before a box answered", retry_after_s=1)
 
 
 class BoxLost(WorkerLost):

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Generic, Protocol, TypeVar
 
 from frontend.cluster.boxes import Box, Boxes
-from frontend.cluster.dispatch import GRACE_NS, Dispatch
-from frontend.cluster.items import Held, Sent
+from frontend.cluster.dispatch import Dispatch
+from frontend.cluster.items import GRACE_NS, Held, Sent
 from frontend.engine.streams.incoming import Delivery
 from frontend.scope import Choice
 from ipc.errors import DeadlineExceeded, PenstockError, ProtocolError, QueueUnavailable, WorkerCrashed

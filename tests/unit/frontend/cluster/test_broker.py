@@ -22,7 +22,8 @@ from nats.aio.client import Client, Srv
 from nats.aio.msg import Msg
 
 from frontend.cluster import broker as module
-from frontend.cluster.broker import Broker, ClosableTransport, Message, QuickClient, lasting
+from frontend.cluster.broker import Broker, Message, QuickClient, lasting
+from frontend.cluster.broker_stream import ClosableTransport
 from frontend.cluster.bucket import Writer
 from ipc.errors import QueueUnavailable
 from ipc.settings import Cluster

@@ -15,7 +15,9 @@ from nats.aio.msg import Msg
 from nats.errors import FlushTimeoutError
 
 from frontend.cluster import broker as module
-from frontend.cluster.broker import Broker, ClosableTransport, QuickClient, ended
+from frontend.cluster import broker_stream
+from frontend.cluster.broker import Broker, QuickClient, ended
+from frontend.cluster.broker_stream import ClosableTransport
 from ipc.settings import Cluster
 from tests.fakes.scripted_broker import GREETING, ScriptedBroker
 from tests.harness.server import PATIENCE_S, eventually
@@ -23,8 +25,9 @@ from tests.harness.server import PATIENCE_S, eventually
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("WATCH_S", "TRY_AGAIN_S", "CLOSE_S", "RECONNECT_WAIT_S"):
+    for name in ("WATCH_S", "TRY_AGAIN_S", "RECONNECT_WAIT_S"):
         monkeypatch.setattr(module, name, 0.02)
+    monkeypatch.setattr(broker_stream, "CLOSE_S", 0.02)
 
 
 class Joined:
@@ -369,6 +372,19 @@ def test_a_message_of_any_bytes_ends_itself_alone(
             await one.again(1)
             await one.end.client.flush(5)
             assert one.broker.connections == 1
+
+    play(scene, caplog)
+
+
+def test_a_line_of_a_broker_that_does_not_end_ends_the_connection_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(broker_stream, "MOST_LINE_NBYTES", 1000)
+
+    async def scene() -> None:
+        async with joined() as one:
+            one.broker.say(b"INFO " + b"x" * 1000)
+            await one.again(2)
 
     play(scene, caplog)
 

@@ -1,0 +1,85 @@
+"""What a broker sends, cut into commands: messages are heard at once, the library reads all else as it was sent."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+
+import pytest
+
+from frontend.cluster.broker_stream import ClosableTransport, headers_of
+
+OURS, OTHERS = 1, 2
+Heard = tuple[int, bytes, bytes, bytes, bytes]
+
+
+async def received(pieces: Sequence[bytes]) -> tuple[list[Heard], bytes]:
+    """What a listener of the subscription `OURS` has heard of bytes that came in pieces, and what the library reads."""
+    heard: list[Heard] = []
+
+    def hear(sid: int, *message: bytes) -> bool:
+        if sid == OURS:
+            heard.append((sid, *message))  # type: ignore[arg-type]
+        return sid == OURS
+
+    protocol = ClosableTransport(hear)._reading(1 << 16)
+    for piece in pieces:
+        protocol.data_received(piece)
+    protocol.stream.feed_eof()
+    return heard, await protocol.stream.read()
+
+
+SENT = (
+    b"INFO {}\r\n",
+    b"MSG a 1 2\r\n\r\n\r\n",
+    b"PING\r\n",
+    b"HMSG b 1 back 12 15\r\nNATS/1.0\r\n\r\nMSG\r\n",
+    b"MSG c 2 r 5\r\nPONG\n\r\n",
+    b"-ERR 'some\r\n",
+    b"MSG d 1 r 0\r\n\r\n",
+)
+
+
+def test_messages_and_commands_are_told_apart_wherever_the_bytes_are_split() -> None:
+    async def scene() -> None:
+        whole = b"".join(SENT)
+        cuts = [[whole], [bytes([each]) for each in whole]]
+        cuts += [[whole[:at], whole[at:]] for at in range(1, len(whole))]
+        cuts += [
+            [whole[:at], whole[at:end], whole[end:]]
+            for at, end in itertools.combinations(range(1, len(whole), 5), 2)
+        ]
+        for pieces in cuts:
+            heard, read = await received(pieces)
+            assert heard == [
+                (OURS, b"a", b"", b"", b"\r\n"),
+                (OURS, b"b", b"back", b"NATS/1.0\r\n\r\n", b"MSG"),
+                (OURS, b"d", b"r", b"", b""),
+            ]
+            assert read == SENT[0] + SENT[2] + SENT[4] + SENT[5]
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize(
+    "line", [b"MSG a 1 many\r\n", b"MSG 5\r\n", b"HMSG a 1 x 9\r\n", b"MSG\r\n", b"\xff\r\n"]
+)
+def test_a_command_that_cannot_be_read_is_left_to_the_library(line: bytes) -> None:
+    heard, read = asyncio.run(received([line, b"12345\r\n", *([b"\r\n"] * 3)]))
+    assert not heard and read.startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("block", "headers"),
+    [
+        (b"NATS/1.0\r\n\r\n", {}),
+        (b"NATS/1.0 503\r\n\r\n", {"Status": "503", "Description": ""}),
+        (
+            b"NATS/1.0 100 Idle Heartbeat\r\nA: b: c\r\n\r\n",
+            {"Status": "100", "Description": "Idle Heartbeat", "A": "b: c"},
+        ),
+    ],
+)
+def test_headers_are_the_status_and_the_fields(block: bytes, headers: dict[str, str]) -> None:
+    assert headers_of(block) == headers
