@@ -100,8 +100,12 @@ class Answering:
         arrived_ns = time.monotonic_ns()
         until_ns = deadline.after(carried.left_ms / 1e3 - aged_s)
         start_by_ns = deadline.after(carried.start_left_ms / 1e3 - aged_s)
-        raw_work, payload = await self._inputs(carried)
-        fetched_ms = 0.0 if carried.large is None else (time.monotonic_ns() - arrived_ns) / 1e6
+        raw_work: bytes | memoryview = carried.work
+        payload: bytes | memoryview = carried.payload
+        fetched_ms = 0.0
+        if carried.large is not None:
+            raw_work, payload = await self._inputs(carried, carried.large)
+            fetched_ms = (time.monotonic_ns() - arrived_ns) / 1e6
         work = read_work(raw_work)
         scope = scope_of_ids(work.request_id, "", self._settings.limits)
         scope.deadline_ns = until_ns
@@ -137,7 +141,10 @@ class Answering:
             plain = msgspec.structs.replace(result, block=None, trace=trace)
             parts, sizes = self._copied([memoryview(encode(plain)), *views])
             answer.check()
-        outcome = await self._told(running, carried, parts, sizes, answer.uuid)
+        if len(parts) > 1:
+            outcome = self._results.outcome(carried, answer.uuid, *parts)
+        else:
+            outcome = await self._offered(running, carried, parts, sizes, answer.uuid)
         return self._results.answered(item, plain, outcome, answer.worker, fetched_ms)
 
     def _copied(self, parts: list[memoryview]) -> tuple[list[bytes], list[int]]:
@@ -154,11 +161,8 @@ class Answering:
             )
         return [b"".join(parts)], sizes
 
-    async def _inputs(self, carried: Carried) -> tuple[bytes | memoryview, bytes | memoryview]:
-        """(work, payload) of an item. Raises `NoReplica` where they are too large for a message and do not come."""
-        large = carried.large
-        if large is None:
-            return carried.work, carried.payload
+    async def _inputs(self, carried: Carried, large: Offer) -> tuple[memoryview, memoryview]:
+        """(work, payload) of an item that no message holds. Raises `NoReplica` where they do not come."""
         most_nbytes = self._settings.limits.max_body_bytes + MOST_MESSAGE_NBYTES
         if carried.kind == TEXT:
             most_nbytes += self._settings.generation.continuation_bytes
@@ -168,12 +172,10 @@ class Answering:
             raise NoReplica(f"the inputs did not come: {error.message}", retry_after_s=1) from error
         return whole[: carried.work_nbytes], whole[carried.work_nbytes :]
 
-    async def _told(
+    async def _offered(
         self, running: Running, carried: Carried, parts: list[bytes], sizes: list[int], uuid: str
     ) -> Outcome:
-        """The answer, of which result, data and loose data are `parts`; a single part is offered to the gateway."""
-        if len(parts) > 1:
-            return self._results.outcome(carried, uuid, *parts)
+        """The answer, which is offered to the gateway: result, data and loose data in one part."""
         running.large = await self._transfers.offer(parts, running.router)
         bare = self._results.outcome(carried, uuid)
         return msgspec.structs.replace(

@@ -46,6 +46,8 @@ from ipc.settings import Settings
 from ipc.wire.cluster import (
     FIRST_KINDS,
     IDS_EACH,
+    PARTS,
+    TEXT,
     VERSION,
     Ask,
     Carried,
@@ -73,6 +75,8 @@ Send = Callable[[str, bytes], bool]
 """Publish on a subject what may be lost; false without a broker."""
 Dead = Callable[[str, bytes, Item | None, str], None]
 """Told of what was given up: reason, bytes, the item if the bytes are one, and the error."""
+TOLD_KINDS = frozenset((TEXT, PARTS))
+"""Kinds of items that are told in pieces before their result."""
 POISON = "WORKER_CRASHED"
 """Code of an item that killed workers."""
 
@@ -272,9 +276,8 @@ class Intake:
         except Exception:
             log.exception("item %s failed", item.work_item_id)
             result = self._results.failed(item, carried.attempt, PenstockError("internal error"))
-        if (
-            pieces := sum(told.pieces_of(running.name) for told in self._told)
-        ) and result.penstock is not None:
+        if carried.kind in TOLD_KINDS and result.penstock is not None:
+            pieces = sum(told.pieces_of(running.name) for told in self._told)
             outcome = msgspec.structs.replace(result.penstock, pieces=pieces)
             result = msgspec.structs.replace(result, penstock=outcome)
         self._meter.ended(item.model_id, item.operation, (time.monotonic_ns() - began_ns) / 1e9)

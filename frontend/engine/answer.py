@@ -66,6 +66,7 @@ class Answer:
         `worker` names the worker that answered, `uuid` its device (`cpu` for none).
         """
         self._result, self._data, self._loose, self._lease = result, data, loose, lease
+        self._is_own = lease is None
         self._copies: dict[str, np.ndarray] | None = None
         self._handed_over = False
         self.worker, self.uuid = worker, uuid
@@ -115,7 +116,12 @@ class Answer:
         if self._copies is not None:
             return self._copies
         views = {ref.name: tensors.view(self._data, ref) for ref in self._result.tensors}
-        return views | {ref.name: tensors.view(self._loose, ref) for ref in self._result.loose}
+        if self._result.loose:
+            views |= {ref.name: tensors.view(self._loose, ref) for ref in self._result.loose}
+        if self._is_own:
+            # PERF: the engine of a cluster has looked at them before the protocol does.
+            self._copies = views
+        return views
 
     def raw(self, name: str) -> memoryview:
         """Raw bytes of one output of an infer call, read-only; valid while the lease is held.
