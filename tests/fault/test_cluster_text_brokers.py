@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.held_text import HELD_AFTER, hold_of
+from tests.fakes.held_text import hold_of
 from tests.harness.broker import Broker, three_brokers
 from tests.harness.chat import MODEL, ChatStream, chat_catalogs
 from tests.harness.cluster import Box, box, gateway, living
@@ -65,7 +65,7 @@ def test_the_death_of_any_broker_changes_no_word_of_a_text(
                 stack.enter_context(held_text(one))
             streams = [stack.enter_context(ChatStream(near.port, prompt, LONG)) for prompt in prompts]
             for stream in streams:
-                stream.more(HELD_AFTER // 2)
+                stream.more()
             each.kill()
             for one in boxes:
                 hold_of(one.server.run_dir).unlink()

@@ -17,7 +17,7 @@ import pytest
 from frontend.engine.streams import homes
 from ipc.wire.messages import GenerateCall
 from tests.fakes.collector import Collector, collecting
-from tests.fakes.held_text import HELD_AFTER, hold_of
+from tests.fakes.held_text import hold_of
 from tests.harness.broker import PATIENCE_S, Broker
 from tests.harness.chat import MODEL, ChatStream, chat_catalogs
 from tests.harness.cluster import Box, box, gateway, living
@@ -202,7 +202,7 @@ def test_a_box_that_is_killed_in_the_middle_of_a_text_changes_no_word(
     prompt, before = prompt_for("a"), carried(near)
     whole = chat(near, prompt, LONG, ignore_eos=True).json()["choices"][0]["message"]["content"]
     with held_text(boxes[0]), ChatStream(near.port, prompt, LONG) as stream:
-        stream.more(HELD_AFTER // 2)
+        stream.more()
         assert boxes[0].end(signal.SIGKILL) == -signal.SIGKILL
         assert stream.rest().is_whole, stream.ending
     assert stream.text == whole
@@ -215,7 +215,7 @@ def test_a_box_that_stops_gives_its_texts_to_another_one(near: Server, boxes: tu
     prompt, before = prompt_for("b"), carried(near, "moved")
     whole = chat(near, prompt, LONG, ignore_eos=True).json()["choices"][0]["message"]["content"]
     with held_text(boxes[1]), ChatStream(near.port, prompt, LONG) as stream:
-        stream.more(HELD_AFTER // 2)
+        stream.more()
         boxes[1].tell(signal.SIGTERM)
         assert stream.rest().is_whole, stream.ending
     assert stream.text == whole
@@ -227,7 +227,7 @@ def test_a_box_that_stops_gives_its_texts_to_another_one(near: Server, boxes: tu
 
 def test_a_client_that_leaves_ends_the_text_at_the_box(near: Server, boxes: tuple[Box, Box]) -> None:
     with held_text(boxes[0]), ChatStream(near.port, prompt_for("a"), LONG) as stream:
-        stream.more(HELD_AFTER // 2)
+        stream.more()
         wait_until(lambda: boxes[0].items == 1, what="the text at its box")
         stream.close()
         wait_until(lambda: boxes[0].items == 0, what="the end of the text at its box")
@@ -242,7 +242,7 @@ def test_texts_of_a_killed_gateway_end_at_the_box(
         wait_until(lambda: living(second) == {"a", "b"}, what="both boxes")
         wait_until(lambda: chat(second, "hello").status == 200, what="the models")
         with held_text(boxes[0]), ChatStream(second.port, prompt_for("a"), LONG) as stream:
-            stream.more(HELD_AFTER // 2)
+            stream.more()
             wait_until(lambda: boxes[0].items == 1, what="the text at its box")
             said = len(boxes[0].log)
             second.kill_all_processes()
