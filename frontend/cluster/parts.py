@@ -92,7 +92,7 @@ class Parts:
             large = await self._put(name, nbytes, read)
         except LOST as error:
             found = unreadable(error, self._bucket)
-            self.is_full = is_full(found)
+            self.is_full |= is_full(found)
             raise found from error
         self.is_full = False
         return large

@@ -173,12 +173,12 @@ class SharedRows:
                 result, changes = await self._copy.tried(how)
                 try:
                     if await self._published(changes, position, attempt):
-                        # A write without changes says nothing about room.
+                        # A write without changes says nothing about room, and neither does one without a broker.
                         self._parts.is_full &= not changes
                         return result
                 except LOST as error:
                     found = unreadable(error, self._bucket)
-                    self._parts.is_full = is_full(found)
+                    self._parts.is_full |= is_full(found)
                     raise found from error
                 finally:
                     # What a row names by now stays; the sweep removes the rest.

@@ -363,6 +363,9 @@ def test_brokers_without_room_are_told_until_a_write_finds_room(near: Gateway, s
     def refuse(subject: str, data: bytes) -> None:
         raise APIError(code=503, description="insufficient storage resources available", err_code=10047)
 
+    def lose(subject: str, data: bytes) -> None:
+        raise TimeoutError
+
     async def act() -> None:
         await near.put("a")
         for data in (b"", b"x" * 300_000):
@@ -371,8 +374,12 @@ def test_brokers_without_room_are_told_until_a_write_finds_room(near: Gateway, s
             with pytest.raises(StoreUnreadable, match="no room"):
                 await near.put("b", 1, data)
             assert near.place.lacks_room(1)
-            # What changes nothing finds no room.
+            # What changes nothing finds no room, and what reaches no broker neither.
             await near.remove("none")
+            assert near.place.lacks_room(1)
+            streams.on_publish = lose
+            with pytest.raises(StoreUnreadable):
+                await near.put("b", 1, data)
             assert near.place.lacks_room(1)
             streams.on_publish = lambda subject, data: None
             await near.put("c", 1, data)
