@@ -25,6 +25,7 @@ from ipc.protos import trtis_v1_pb2
 from penstock.cli import main
 from tests.conformance.minilm import DIRECTORY, MODEL
 from tests.conformance.required_tool import required_tool
+from tests.harness.cluster import gateway_beside
 from tests.harness.ports import free_port
 from tests.harness.server import Server, serving
 from tests.tiny import chat_models, gguf_models, loras, onnx_files
@@ -39,7 +40,7 @@ NOT_RUN = {
     "HOST=broker-1 && ": "reads passwords that only a host of the cluster has",
     'echo "$PENSTOCK_BRIDGE_PASSWORD"': "writes into the directories of the system",
     "penstock gateway": "starts a server; tests/process/test_cluster_sdk.py asks one",
-    "curl GATEWAY/": "asks a gateway; tests/process/test_cluster_pools.py does so",
+    "curl GATEWAY/": "asks a gateway; the test of these lines below starts one",
     "penstock bridge": "starts a bridge; tests/process/test_cluster_sdk.py has one",
     "make test ": "it runs this test",
     "penstock models pull BAAI/bge-m3": "downloads; test_models_command.py pulls from a hub of its own",
@@ -271,6 +272,23 @@ def test_the_commands_of_a_page_work(
         cwd=place, env=environment, capture_output=True, text=True, errors="replace", timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+
+@pytest.mark.long
+def test_what_pages_ask_of_a_gateway_is_answered(server: Server, place: Path) -> None:
+    page = ROOT / "docs" / "cluster.md"
+    [document] = [text for text in blocks(page, "yaml") if text.startswith("sie_id: ")]
+    (place / "model.yaml").write_text(document)
+    asked = [line for line in commands(page).split("\n") if line.startswith("curl GATEWAY/")]
+    with gateway_beside(place / "beside", server) as near:
+        for line in asked:
+            words = [word.replace("GATEWAY", near.url) for word in shlex.split(line)[1:]]
+            done = subprocess.run(
+                ["curl", "-sS", "--fail-with-body", "--max-time", "60", *words],
+                cwd=place, capture_output=True, text=True, check=False,
+            )  # fmt: skip
+            assert done.returncode == 0, (line, done.stdout, done.stderr)
+    assert asked
 
 
 def _no_error(answer: httpx.Response) -> httpx.Response:
