@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import grpc
@@ -38,6 +38,9 @@ RERANK = {
     "return_documents": True,
 }
 HUGE = {"numbers": [1, {"beyond": 2**70}]}
+WRONG: list[Any] = [None, True, -1, 1.5, 2**64 - 1, "", "x" * 2000, "\0", [], [None], {}, {"x": [{}]}]
+BEYOND: list[Any] = [2**70, {"x": HUGE}]
+"""Values that JSON alone can say."""
 EVERY = ["dense", "sparse", "multivector"]
 SAY = {"model": CHAT, "messages": [{"role": "user", "content": "tell me a story"}], "max_tokens": 12}
 ANSWER: dict[str, Any] = {"model": CHAT, "input": "tell me a story", "max_output_tokens": 16}
@@ -382,6 +385,36 @@ def test_a_gateway_answers_with_the_bytes_of_the_local_server(both: Both, name: 
         # The worker keeps the beginning of the prompt from here on, so both answers count the same cached tokens.
         asked.of(both.local)
     assert_same(asked, *(asked.of(server) for server in both))
+
+
+def changed(value: Any, wrong: Any) -> Iterator[Any]:
+    """The value with each of its fields and entries in turn replaced by `wrong`, at any depth."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from ({**value, key: new} for new in (wrong, *changed(inner, wrong)))
+    elif isinstance(value, list):
+        for at, inner in enumerate(value):
+            yield from ([*value[:at], new, *value[at + 1 :]] for new in (wrong, *changed(inner, wrong)))
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        pytest.param(name, wrong, id=f"{name}, {str(wrong)[:20]!a}")
+        for name, asked in CASES.items()
+        if isinstance(asked.body, dict) and not name.startswith("error")
+        for wrong in (WRONG if asked.form is MSGPACK else WRONG + BEYOND)
+    ],
+)
+def test_a_gateway_answers_a_wrong_field_as_the_local_server(both: Both, name: str, wrong: Any) -> None:
+    for body in changed(CASES[name].body, wrong):
+        asked = replace(CASES[name], body=body)
+        local, near = (asked.of(server) for server in both)
+        if local.status >= 400 or name not in TEXTS:
+            assert_same(asked, local, near)
+        else:
+            assert local.status == near.status, body
 
 
 def test_models_are_listed_with_their_boxes_besides(both: Both) -> None:
