@@ -137,6 +137,7 @@ class Runtime:
             self._context, self.pipeline.executor, self.models, self._reporter.monitor
         )
         self._draining_until = 0.0
+        self._ticked = time.monotonic()
         self._ready_sent = self._stopping_sent = self._announcing = False
 
     def run(self) -> None:
@@ -228,8 +229,9 @@ class Runtime:
         self._reporter.tick(revoked)
         self.statistics.tick()
         self._send_credits()
-        activity = self._context.activity
-        if activity.overdue():
+        activity, now = self._context.activity, time.monotonic()
+        unseen_s, self._ticked = now - self._ticked, now
+        if activity.overdue(unseen_s):
             running_s, limit_s = activity.running_s, activity.limit_s
             text = "the device thread hangs: a step runs for %.0f s, its batch may take %.0f s; this process ends"
             log.critical(text, running_s, limit_s)

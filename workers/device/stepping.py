@@ -67,6 +67,8 @@ class Activity:
         """No limit of a step is below `floor_s`."""
         self._since = 0.0
         self._limit_s = self._step_limit_s = 0.0
+        self._excused = 0.0, 0.0
+        """The begin of a step, and seconds that do not count for its limit."""
         self._least_s = max(LEAST_STEP_S, floor_s)
 
     @property
@@ -100,9 +102,18 @@ class Activity:
         """Note the end of the present work."""
         self._since = 0.0
 
-    def overdue(self) -> bool:
-        """Whether the present step is past its limit."""
-        return self.running_s > self._step_limit_s
+    def overdue(self, unseen_s: float = 0.0) -> bool:
+        """Whether the present step is past its limit. The look before was `unseen_s` ago.
+
+        NOTE: no thread looks while the whole process stands still, since the machine is busy or asleep, and the device
+        thread stands still with the process. So the time between two looks counts for half of the limit at most.
+        """
+        since, limit_s = self._since, self._step_limit_s
+        step, excused_s = self._excused
+        running_s = time.monotonic() - since if since else 0.0
+        excused_s = max(0.0, min(unseen_s, running_s) - limit_s / 2) + (excused_s if step == since else 0.0)
+        self._excused = since, excused_s
+        return running_s - excused_s > limit_s
 
 
 def vital_thread(name: str, body: Callable[[], None]) -> threading.Thread:

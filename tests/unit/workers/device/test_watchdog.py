@@ -103,6 +103,25 @@ def test_activity_is_overdue_only_while_it_runs_past_its_limit(monkeypatch: pyte
     assert not activity.busy and not activity.overdue()
 
 
+def test_a_standstill_of_the_whole_process_is_no_hang_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock.of(stepping, monkeypatch)
+    activity = Activity()
+    activity.begin(60.0)
+    clock.now += 10.0
+    assert not activity.overdue(0.1)
+    clock.now += 3600.0
+    assert not activity.overdue(3600.0), "40 of 60 seconds count"
+    clock.now += 19.9
+    assert not activity.overdue(0.1)
+    clock.now += 0.2
+    assert activity.overdue(0.1), "the step hangs after the standstill as well"
+    activity.begin(60.0)
+    clock.now += 60.1
+    assert activity.overdue(0.1), "the standstill is none of the next step"
+    activity.begin(60.0)
+    assert not activity.overdue(3600.0), "the step has begun after the standstill"
+
+
 def test_a_vital_thread_that_fails_ends_the_process() -> None:
     child = os.fork()
     if child == 0:
