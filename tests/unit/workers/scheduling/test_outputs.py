@@ -16,7 +16,7 @@ from ipc.wire.messages import EncodeCall, InputItem
 from tests.fakes.jobs import make_job
 from workers.adapters.base import Prepared
 from workers.operations.items import Results, ResultTensor
-from workers.scheduling import job_table
+from workers.scheduling import outputs
 from workers.scheduling.job import Job, Piece
 
 WIDTH = 4
@@ -47,8 +47,8 @@ def planned(leases: LeaseTable, rows: list[int], inline_nbytes: int) -> Job:
         ResultTensor("dense", "float32", (len(rows), WIDTH)),
         ResultTensor("multivector", "float32", (sum(rows), WIDTH), rows),
     ]
-    job_table.plan_output(job, parts, leases)
-    job.output = job_table.reserve_output(job, leases, inline_nbytes)
+    outputs.plan_output(job, parts, leases)
+    job.output = outputs.reserve_output(job, leases, inline_nbytes)
     assert job.output is not None
     return job
 
@@ -87,13 +87,13 @@ def test_items_of_two_jobs_in_any_order_land_in_their_own_rows(
             ragged={"multivector": torch.cat([part.ragged["multivector"] for part in parts])},
             loose={name: [part.loose[name][0] for part in parts] for name in parts[0].loose},
         )
-        job_table.write_results(pieces, joined)
+        outputs.write_results(pieces, joined)
     for job, mark, rows in ((one, 100.0, [3, 0, 2, 5]), (other, 200.0, [1, 4])):
         assert job.output is not None
         np.testing.assert_array_equal(job.output.arrays["dense"][:, 0], mark + np.arange(len(rows)))
         expected = np.repeat(mark + np.arange(len(rows)), rows)
         np.testing.assert_array_equal(job.output.arrays["multivector"][:, 0], expected)
-        counts = job_table.rows_of(job)
+        counts = outputs.rows_of(job)
         assert counts["multivector"] == rows
         assert counts["sparse.indices"] == counts["sparse.values"] == list(range(len(rows)))
 
@@ -103,9 +103,9 @@ def test_the_frame_holds_inline_tensors_first_and_loose_ones_by_item(
     leases: LeaseTable, inline_nbytes: int
 ) -> None:
     job = planned(leases, [1, 2, 3], inline_nbytes)
-    job_table.write_results(pieces_of(job, 2), results_of(pieces_of(job, 2), 7.0))
-    job_table.write_results(pieces_of(job, 0, 1), results_of(pieces_of(job, 0, 1), 7.0))
-    refs, frame = job_table.loose_frame(job)
+    outputs.write_results(pieces_of(job, 2), results_of(pieces_of(job, 2), 7.0))
+    outputs.write_results(pieces_of(job, 0, 1), results_of(pieces_of(job, 0, 1), 7.0))
+    refs, frame = outputs.loose_frame(job)
     assert frame is not None and [ref.name for ref in refs] == ["sparse.indices", "sparse.values"]
     views = {ref.name: tensors.view(frame, ref) for ref in refs}
     assert views["sparse.indices"].tolist() == [0, 0, 1]
@@ -119,16 +119,16 @@ def test_the_frame_holds_inline_tensors_first_and_loose_ones_by_item(
 def test_items_without_any_loose_value_have_empty_arrays_and_failed_ones_none(leases: LeaseTable) -> None:
     job = planned(leases, [1, 1, 1], 1 << 20)
     empty = Results(loose={"sparse.indices": [np.empty(0, np.int32)]})
-    job_table.write_results(pieces_of(job, 1), empty)
-    refs, frame = job_table.loose_frame(job)
+    outputs.write_results(pieces_of(job, 1), empty)
+    refs, frame = outputs.loose_frame(job)
     assert frame is not None
     assert tensors.view(frame, refs[0]).shape == (0,)
-    assert job_table.rows_of(job)["sparse.indices"] == [0, 0, 0]
+    assert outputs.rows_of(job)["sparse.indices"] == [0, 0, 0]
 
 
 def test_without_loose_values_only_an_inline_result_has_a_frame(leases: LeaseTable) -> None:
-    assert job_table.loose_frame(planned(leases, [1], 0)) == ([], None)
-    refs, frame = job_table.loose_frame(planned(leases, [1], 1 << 20))
+    assert outputs.loose_frame(planned(leases, [1], 0)) == ([], None)
+    refs, frame = outputs.loose_frame(planned(leases, [1], 1 << 20))
     assert refs == [] and frame is not None and len(frame) >= 2 * WIDTH * 4
 
 
@@ -136,10 +136,10 @@ def test_a_result_without_room_waits_and_one_that_never_fits_is_refused(leases: 
     parts = [ResultTensor("multivector", "float32", (40_000, WIDTH), [40_000])]
     first, second = job_of([40_000]), job_of([40_000])
     for job, placed in ((first, True), (second, False)):
-        job_table.plan_output(job, parts, leases)
-        assert (job_table.reserve_output(job, leases, 0) is not None) is placed
+        outputs.plan_output(job, parts, leases)
+        assert (outputs.reserve_output(job, leases, 0) is not None) is placed
     with pytest.raises(InvalidInput, match=r"arena\.bytes"):
-        job_table.plan_output(
+        outputs.plan_output(
             job_of([1]), [ResultTensor("multivector", "float32", (1 << 20, WIDTH), [1 << 20])], leases
         )
 
