@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 import msgspec
 from falcon.asgi import Request
 
+from frontend.engine.interface import Models
 from frontend.generation.errors import InvalidField, MalformedBody, WrongContentType
 from frontend.generation.nested import written
 from frontend.http.fields import check_values, fault_of, mismatch_of, model_in, stray_byte
@@ -85,7 +86,7 @@ async def receive(
             if named:
                 with suppress(PenstockError):
                     named = known_name(named, services.catalog)
-                    entry = find_generator(named, services.catalog, services.settings)
+                    entry = find_generator(named, services.directory, services.settings)
                     req.context.penstock.names(entry.id)
             raise
 
@@ -167,21 +168,23 @@ def default_model(catalog: Catalog, settings: Settings) -> str:
 
 
 def find_generator(
-    name: str | None, catalog: Catalog, settings: Settings, *, field: str = _MODEL
+    name: str | None, directory: Models, settings: Settings, *, field: str = _MODEL
 ) -> ModelEntry:
     """Catalog entry of the model that a `field` of a request names.
 
-    Raises `ModelNotFound` with the names that exist, and `InvalidField` for a model that generates no text.
+    Raises `ModelNotFound` with the names that exist, `InvalidField` for a model that generates no text, and as
+    `Models.find` while no model is known at all.
     """
+    catalog = directory.catalog
     if name is None or name in ("", DEFAULT):
         name = default_model(catalog, settings)
+    try:
+        entry = directory.find(name)
+    except ModelNotFound:
         if not name:
             all_names = generators(catalog)
-            why = f"several could be meant; {_listing(all_names)}" if all_names else "none is served"
-            raise ModelNotFound(f"{field}: no default model of generated text: {why}")
-    try:
-        entry = catalog.find(name)
-    except ModelNotFound:
+            text = f"several could be meant; {_listing(all_names)}" if all_names else "none is served"
+            raise ModelNotFound(f"{field}: no default model of generated text: {text}") from None
         why, known = catalog.absence(name), _listing(generators(catalog))
         text = f"model {name[:200]!a} does not exist{'; ' + why if why else ''}; {known}, or 'default'"
         raise ModelNotFound(text if field == _MODEL else f"{field}: {text}") from None
@@ -196,8 +199,8 @@ def _listing(names: list[str]) -> str:
 
 
 def named_model(services: Services, scope: RequestScope, name: str | None) -> ModelEntry:
-    """The model that a request names. Raises `ModelNotFound`, or `InvalidField` for a model that generates no text."""
-    entry = find_generator(name, services.catalog, services.settings)
+    """The model that a request names. Raises as `find_generator`."""
+    entry = find_generator(name, services.directory, services.settings)
     scope.names(entry.id)
     return entry
 

@@ -191,7 +191,7 @@ class StateClient:
             self._is_new(answer, id_)
             self.files.append(StoredFile(id_, content))
         elif answer.status == 404:
-            self._surprise(answer, "an upload got 404")
+            self._surprise(answer, f"an upload got 404: {answer.data[:300]!r}")
 
     def _read_any(self, gateway: str) -> None:
         self._read(self._chance.choice(self.files), gateway)
@@ -241,14 +241,14 @@ class StateClient:
     def _create(self, gateway: str) -> None:
         answer, _ = self._asked(gateway, "a response")
         if answer.status == 404:
-            self._surprise(answer, "a response got 404")
+            self._surprise(answer, f"a response got 404: {answer.data[:300]!r}")
 
     def _begin(self, gateway: str) -> None:
         answer, _ = self._asked(
             gateway, "a response in the background", background=True, max_output_tokens=40
         )
         if answer.status == 404:
-            self._surprise(answer, "a response in the background got 404")
+            self._surprise(answer, f"a response in the background got 404: {answer.data[:300]!r}")
 
     def _continue(self, gateway: str) -> None:
         before = self._chance.choice(self.responses)

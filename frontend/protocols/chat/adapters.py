@@ -113,7 +113,7 @@ class Adapters:
         """
         services = self._services
         base = find_generator(
-            request.base_model_name, services.catalog, services.settings, field="base_model_name"
+            request.base_model_name, services.directory, services.settings, field="base_model_name"
         )
         if _VARIANT in base.id:
             raise InvalidField("base_model_name", f"'{base.id}' is a variant, name its model")
@@ -178,7 +178,7 @@ class Adapters:
 
     async def _try(self, scope: RequestScope, model: str) -> None:
         """Have a worker load the adapter. Raises `InvalidField` with what is wrong with the files."""
-        entry = find_generator(model, self._services.catalog, self._services.settings)
+        entry = find_generator(model, self._services.directory, self._services.settings)
         call, outcome = GenerateCall(text=_PROBE, counts_only=True), Outcome(1)
         try:
             async with running(self._services, scope, entry, call) as generation:

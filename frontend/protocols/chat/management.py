@@ -86,7 +86,7 @@ class ControlResource:
     async def _run(self, name: str, scope: RequestScope) -> tuple[Any, ControlAnswer]:
         services = self._services
         try:
-            entry = find_generator(name, services.catalog, services.settings)
+            entry = find_generator(name, services.directory, services.settings)
             state = await self._act(services, entry.id, scope.deadline_ns)
             return falcon.HTTP_200, ControlAnswer(entry.id, state)
         except ModelNotFound as error:

@@ -246,7 +246,7 @@ class Runs:
         Raises `ModelNotFound`, `ResponsesUnavailable`, and `QueueFull` if no further run may start.
         """
         services = self._services
-        entry = find_generator(asked.plan.model, services.catalog, services.settings)
+        entry = find_generator(asked.plan.model, services.directory, services.settings)
         req.context.penstock.names(entry.id)
         if not self._has_room:
             text = f"{self._most} responses in the background are running (responses.max_background)"

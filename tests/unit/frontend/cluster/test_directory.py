@@ -10,6 +10,7 @@ from frontend.cluster.boxes import Boxes
 from frontend.cluster.directory import ClusterModels
 from frontend.cluster.takers import MOST_REMEMBERED
 from frontend.engine.boxes import by_boxes, gpu_of
+from frontend.generation.requests import find_generator
 from frontend.scope import Choice
 from frontend.tensors.models import VersionStates
 from ipc import deadline
@@ -17,7 +18,7 @@ from ipc.catalog.entries import Catalog, DirectorySource, HubSource, ModelEntry
 from ipc.catalog.model_config import ModelConfig
 from ipc.catalog.repository import VersionEntry
 from ipc.errors import DependencyConflict, PenstockError, Provisioning
-from ipc.settings import Cluster
+from ipc.settings import Cluster, Settings
 from ipc.wire.cluster import VERSION, BoxBeat, BoxHealth
 from ipc.wire.cluster_names import row_key
 from ipc.wire.cluster_rows import BoxRow, ModelRow, WorkerRow
@@ -32,9 +33,12 @@ def test_whoever_knows_no_box_is_told_whether_there_is_a_broker(up: bool, code: 
         models.find("m")
     with pytest.raises(PenstockError) as unloaded:
         asyncio.run(models.ensure_loaded("m", deadline.after(30)))
-    assert (
-        {raised.value.code for raised in (unknown, unloaded)} == {models.why_unavailable("m").code} == {code}
-    )
+    with pytest.raises(PenstockError) as of_text:
+        find_generator("m", models, Settings())
+    with pytest.raises(PenstockError) as unnamed:
+        find_generator(None, models, Settings())
+    codes = {raised.value.code for raised in (unknown, unloaded, of_text, unnamed)}
+    assert codes == {models.why_unavailable("m").code} == {code}
 
 
 class Stage:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -474,22 +475,28 @@ def _entry(name: str, *outputs: str) -> ModelEntry:
     return ModelEntry(name, AdapterSource(), outputs={each: OutputSpec() for each in outputs})
 
 
+def _known(*entries: ModelEntry) -> Any:
+    """A directory of models that are known at once."""
+    catalog = Catalog(entries)
+    return SimpleNamespace(catalog=catalog, find=catalog.find)
+
+
 def test_a_request_without_a_model_means_the_only_one_that_generates() -> None:
-    catalog = Catalog([_entry("e5", "dense"), _entry("tiny", "chat")])
+    known = _known(_entry("e5", "dense"), _entry("tiny", "chat"))
     for name in (None, "", "default", "tiny"):
-        assert find_generator(name, catalog, Settings()).id == "tiny"
+        assert find_generator(name, known, Settings()).id == "tiny"
     with pytest.raises(InvalidInput, match="generates no text"):
-        find_generator("e5", catalog, Settings())
+        find_generator("e5", known, Settings())
     with pytest.raises(ModelNotFound, match=r"tiny.*or 'default'"):
-        find_generator("other", catalog, Settings())
+        find_generator("other", known, Settings())
 
 
 def test_a_default_among_several_has_to_be_chosen() -> None:
-    catalog = Catalog([_entry("a", "chat"), _entry("b", "chat")])
+    known = _known(_entry("a", "chat"), _entry("b", "chat"))
     with pytest.raises(ModelNotFound, match="several could be meant"):
-        find_generator(None, catalog, Settings())
+        find_generator(None, known, Settings())
     chosen = msgspec.convert({"generation": {"default_model": "b"}}, Settings)
-    assert find_generator("default", catalog, chosen).id == "b"
+    assert find_generator("default", known, chosen).id == "b"
 
 
 def test_errors_have_the_openai_form() -> None:
