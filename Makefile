@@ -41,7 +41,7 @@ PARTS = tests/conformance tests/fault tests/process tests/fuzz tests/unit
 SLOW = $(addprefix tests/unit/,workers/adapters workers/generation workers/loading penstock/own_models penstock/verification \
 	tools/test_import_rule.py tools/test_package_index.py)
 # Tests whose servers compute with real models, which `make test-gpu` repeats on the device.
-# `make check` runs these, with what pages and sites of documents say of the tree, so `make test` does not.
+# `make check` runs these, with what pages and sites of documents say of the tree, so `make test` and `test-fast` do not.
 PAGES = tests/unit/docs/test_site.py tests/unit/docs/test_docs_names.py
 ON_DEVICE = $(addprefix tests/conformance/test_,kserve_http.py ocr_models.py qwen3_vl.py score_families.py sie_extract_families.py \
 	sie_families_encode.py sie_images.py sie_visual_families.py) tests/process/test_chat_server.py
@@ -69,7 +69,7 @@ test: $(STAMP)dev ## run the default test suite (no GPU, no hub; about 11 minute
 	$(PYTEST) $(SPREAD) $(addprefix --ignore=,$(PAGES)) $(PARTS) $(ARGS) $(NONE_IS_FINE)
 
 test-fast: $(STAMP)dev ## run the unit tests that run no model, with few drawn examples (about three minutes; starts no server)
-	$(PYTEST) -n 2 --dist loadgroup --no-loadscope-reorder --hypothesis-profile=fast $(addprefix --ignore=,$(SLOW)) tests/unit \
+	$(PYTEST) -n 2 --dist loadgroup --no-loadscope-reorder --hypothesis-profile=fast $(addprefix --ignore=,$(SLOW) $(PAGES)) tests/unit \
 	$(ARGS) $(NONE_IS_FINE)
 
 test-long: $(STAMP)dev ## run the tests that take long, which the default suite leaves out
