@@ -12,12 +12,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from frontend.engine.events import Pace
+from frontend.engine.interface import Models
 from frontend.http.fields import check_shared
 from frontend.records.finishing import Recorder
 from frontend.scope import RequestScope
@@ -46,17 +48,21 @@ _INLINE_NBYTES = 512 << 10
 """Inputs up to this size are looked at on the event loop."""
 
 
-def default_model(catalog: Catalog, settings: Settings, outputs: Sequence[str], family: str = "") -> str:
-    """Name of the model that is meant by a request for one of `outputs`. Raises `ModelNotFound`.
+def default_model(directory: Models, settings: Settings, outputs: Sequence[str], family: str = "") -> str:
+    """Name of the model that is meant by a request for one of `outputs`.
 
-    Where several families have the output, only models of `family` can answer.
+    Where several families have the output, only models of `family` can answer. Raises `ModelNotFound`, and as
+    `Models.find` while no model is known at all.
     """
+    catalog = directory.catalog
     known = [name for name in catalog if ":" not in name and _gives(catalog, name, outputs, family)]
     named = [name for name in settings.server.default_models if _gives(catalog, name, outputs, family)]
     if named or len(known) == 1:
         return (named or known)[0]
     kind = f"{' or '.join(outputs)}{f' of {family}' if family else ''}"
     if not known:
+        with suppress(ModelNotFound):
+            directory.find("")
         raise ModelNotFound(f"the request names no model, and no served model gives {kind}")
     more = f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else ""
     raise ModelNotFound(
@@ -85,11 +91,11 @@ def check(catalog: Catalog, settings: Settings) -> None:
 
 
 def model_named(
-    request: object, catalog: Catalog, settings: Settings, outputs: Sequence[str], family: str = ""
+    request: object, directory: Models, settings: Settings, outputs: Sequence[str], family: str = ""
 ) -> str:
     """The field `model` of a request, else `default_model`."""
     named: str = getattr(request, "model", None) or ""
-    return named if named not in ("", *UNNAMED) else default_model(catalog, settings, outputs, family)
+    return named if named not in ("", *UNNAMED) else default_model(directory, settings, outputs, family)
 
 
 def _gives(catalog: Catalog, name: str, outputs: Sequence[str], family: str) -> bool:

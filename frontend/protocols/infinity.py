@@ -242,7 +242,7 @@ class MultimodalResource(VectorsResource[MultimodalRequest]):
 
     def model_of(self, request: MultimodalRequest) -> str:
         """The model that the request names, else the model that gives dense vectors."""
-        return model_named(request, self.services.catalog, self.services.settings, ("dense",))
+        return model_named(request, self.services.directory, self.services.settings, ("dense",))
 
     def examine(self, request: MultimodalRequest) -> None:
         """Texts or images that some model could take."""

@@ -91,7 +91,7 @@ class ClassifyResource(InferenceResource[R, ClassesPlan], Generic[R]):
 
     def model_of(self, request: R) -> str:
         """The model that the request names, or the classifier."""
-        return model_named(request, self.services.catalog, self.services.settings, ("json",), FAMILY)
+        return model_named(request, self.services.directory, self.services.settings, ("json",), FAMILY)
 
     def plan(
         self, request: R, entry: ModelEntry, inputs: list[InputItem], status: ModelStatus
@@ -190,7 +190,7 @@ class TextScoringResource(ScoringResource[S], Generic[S]):
 
     def model_of(self, request: S) -> str:
         """The model that the request names, else the model that scores."""
-        return model_named(request, self.services.catalog, self.services.settings, ("score",))
+        return model_named(request, self.services.directory, self.services.settings, ("score",))
 
     def firsts_of(self, request: S) -> Sequence[str]:
         """What each text should answer; empty where the query is for all."""
@@ -297,7 +297,7 @@ class TokensResource(InferenceResource[B, TokensPlan], Generic[B]):
 
     def model_of(self, request: B) -> str:
         """The model that the request names, or one that reads texts."""
-        return model_named(request, self.services.catalog, self.services.settings, self.reading(request))
+        return model_named(request, self.services.directory, self.services.settings, self.reading(request))
 
     def reading(self, request: B) -> Sequence[str]:
         """Outputs of the models that can answer."""

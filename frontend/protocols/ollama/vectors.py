@@ -69,8 +69,8 @@ class _Vectors(VectorsResource[R]):
 
     def model_of(self, request: R) -> str:
         """The model that the request names, else the model that gives dense vectors."""
-        catalog, settings = self.services.catalog, self.services.settings
-        return self.known_name(request.model or "") or model_named(request, catalog, settings, ("dense",))
+        directory, settings = self.services.directory, self.services.settings
+        return self.known_name(request.model or "") or model_named(request, directory, settings, ("dense",))
 
     def known_name(self, name: str) -> str:
         """The name without the tag that clients add."""

@@ -84,7 +84,7 @@ class _Vectors(VectorsResource[R]):
 
     def model_of(self, request: R) -> str:
         """The model that has the output."""
-        return default_model(self.services.catalog, self.services.settings, (self.output,))
+        return default_model(self.services.directory, self.services.settings, (self.output,))
 
     def output_of(self, request: R, entry: ModelEntry) -> str:
         """The one of the route."""
@@ -162,7 +162,7 @@ class SimilarityResource(VectorsResource[SimilarityRequest]):
 
     def model_of(self, request: SimilarityRequest) -> str:
         """The model that gives dense vectors."""
-        return default_model(self.services.catalog, self.services.settings, ("dense",))
+        return default_model(self.services.directory, self.services.settings, ("dense",))
 
     def examine(self, request: SimilarityRequest) -> None:
         """Texts that some model could take."""
@@ -230,7 +230,7 @@ class PairsResource(ClassesResource):
 
     def model_of(self, request: PredictRequest) -> str:
         """The model that scores."""
-        return default_model(self.services.catalog, self.services.settings, ("score",))
+        return default_model(self.services.directory, self.services.settings, ("score",))
 
     def check(self, request: PredictRequest, entry: ModelEntry) -> list[InputItem]:
         """The pairs. Raises `InvalidInput` for a text alone."""
@@ -369,7 +369,7 @@ class InfoResource:
     async def on_get(self, req: Request, resp: Response) -> None:
         """JSON. Raises `ModelNotFound` where several models could be meant."""
         services = self._services
-        entry = services.directory.find(default_model(services.catalog, services.settings, OUTPUTS))
+        entry = services.directory.find(default_model(services.directory, services.settings, OUTPUTS))
         resp.content_type = falcon.MEDIA_JSON
         resp.data = msgspec.json.encode(self._info(entry))
 
@@ -424,7 +424,7 @@ class TaskResource(InferenceRoute):
     async def respond(self, req: Request, resp: Response, scope: RequestScope, target: Any) -> None:
         """The answer of that route. Raises `ModelNotFound` where several models could be meant."""
         services = self.services
-        entry = services.directory.find(default_model(services.catalog, services.settings, OUTPUTS))
+        entry = services.directory.find(default_model(services.directory, services.settings, OUTPUTS))
         route = next(route for output, route in self._routes.items() if output in entry.outputs)
         scope.operation = route.operation
         await route.respond(req, resp, scope, target)

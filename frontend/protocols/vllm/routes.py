@@ -90,7 +90,7 @@ class PoolingResource(VectorsResource[PoolingRequest]):
     def model_of(self, request: PoolingRequest) -> str:
         """The model that the request names, else the model that has the output."""
         outputs = (_OUTPUTS[request.task],) if request.task else tuple(_OUTPUTS.values())
-        return model_named(request, self.services.catalog, self.services.settings, outputs)
+        return model_named(request, self.services.directory, self.services.settings, outputs)
 
     def check(self, request: PoolingRequest, entry: ModelEntry) -> list[InputItem]:
         """The texts and token ids as workers take them."""

@@ -10,6 +10,7 @@ from frontend.cluster.boxes import Boxes
 from frontend.cluster.directory import ClusterModels
 from frontend.cluster.takers import MOST_REMEMBERED
 from frontend.engine.boxes import by_boxes, gpu_of
+from frontend.engine.planning import default_model
 from frontend.generation.requests import find_generator
 from frontend.scope import Choice
 from frontend.tensors.models import VersionStates
@@ -37,7 +38,9 @@ def test_whoever_knows_no_box_is_told_whether_there_is_a_broker(up: bool, code: 
         find_generator("m", models, Settings())
     with pytest.raises(PenstockError) as unnamed:
         find_generator(None, models, Settings())
-    codes = {raised.value.code for raised in (unknown, unloaded, of_text, unnamed)}
+    with pytest.raises(PenstockError) as of_vectors:
+        default_model(models, Settings(), ("dense",))
+    codes = {raised.value.code for raised in (unknown, unloaded, of_text, unnamed, of_vectors)}
     assert codes == {models.why_unavailable("m").code} == {code}
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from frontend.engine import planning
@@ -69,7 +72,9 @@ def test_default_models_must_be_served() -> None:
         for name, adapter in (("org/places", "gliner"), ("org/moods", "text_classification"))
     ]
     both = load(None, {"server.default_models": "org/places,org/moods"}, {})
-    found = planning.default_model(Catalog(extractors), both, ("json",), "text_classification")
+    known: Any = SimpleNamespace(catalog=Catalog(extractors))
+    found = planning.default_model(known, both, ("json",), "text_classification")
     assert found == "org/moods"
     named = load(None, {"server.default_models": "short"}, {})
-    assert planning.default_model(catalog, named, ("dense",)) == "short"
+    known = SimpleNamespace(catalog=catalog)
+    assert planning.default_model(known, named, ("dense",)) == "short"
