@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.harness.cluster import ways_to
+from tests.harness.cluster import is_gateway, ways_to
 from tests.harness.server import Answer, Server, serving, wait_until
 from tests.tiny import loras
 from tests.tiny.models import build
@@ -111,10 +111,15 @@ def assert_loading(answer: Answer) -> None:
     assert answer.headers["retry-after"] == "1"
 
 
-def test_the_adapter_of_a_profile_is_there_with_the_model_and_shares_its_weights(
-    server: Server, either: Server
-) -> None:
+def test_the_adapter_of_a_profile_is_loaded_with_the_model_and_shares_its_weights(server: Server) -> None:
     assert f"LoRA listed of {BASE} loaded" in server.log, "it was loaded before the first request"
+    memory = server.metric("sie_model_memory_bytes", model=BASE)
+    expected(server, "third")
+    weights = server.metric("sie_model_memory_bytes", model=merged("third"))
+    assert memory == weights + 2 * 2 * (4 * 64 + 64 * 4) * 4, "two layers of two targets, rank 4, in fp32"
+
+
+def test_the_adapter_of_a_profile_answers_in_every_form(server: Server, either: Server) -> None:
     got = vectors(either.encode(f"{BASE}:legal", TEXTS))
     assert np.abs(got - expected(either, "third")).max() < 1e-5
     assert np.abs(vectors(either.encode(BASE, TEXTS, options={"profile": "legal"})) - got).max() < 1e-6
@@ -122,9 +127,6 @@ def test_the_adapter_of_a_profile_is_there_with_the_model_and_shares_its_weights
     openai = np.asarray([row["embedding"] for row in answer.json()["data"]], np.float32)
     assert np.abs(openai - got).max() < 1e-6, "the OpenAI form has the adapter of the profile, too"
     assert server.metric("penstock_model_loads_total", model=f"{BASE}:legal") == 0
-    memory = server.metric("sie_model_memory_bytes", model=BASE)
-    weights = server.metric("sie_model_memory_bytes", model=merged("third"))
-    assert memory == weights + 2 * 2 * (4 * 64 + 64 * 4) * 4, "two layers of two targets, rank 4, in fp32"
 
 
 def test_mixed_traffic_gets_the_vectors_of_its_own_adapter(either: Server) -> None:
@@ -171,15 +173,16 @@ def test_requests_wait_for_a_load_and_are_told_to_come_again_when_it_takes_longe
 def test_a_failed_load_is_remembered_until_the_files_change(
     server: Server, either: Server, place: Path
 ) -> None:
-    broken = loras.write(place / "loras" / "broken", place / "base", seed=9, use_dora=True)
+    name = "broken-at-a-box" if is_gateway(either) else "broken"
+    broken = loras.write(place / "loras" / name, place / "base", seed=9, use_dora=True)
     for _ in range(3):
-        answer = ask(either, "broken")
+        answer = ask(either, name)
         detail = answer.json()["detail"]
         assert (answer.status, detail["code"]) == (500, "INFERENCE_ERROR")
         assert detail["message"] == "LoRA load failed: adapter_config.json: use_dora is not supported"
-    assert server.log.count(f"LoRA broken of {BASE} failed to load") == 1
+    assert server.log.count(f"LoRA {name} of {BASE} failed to load") == 1
     loras.write(broken, place / "base", seed=0)
-    assert np.abs(patient(either, "broken") - expected(either, "first")).max() < 1e-5
+    assert np.abs(patient(either, name) - expected(either, "first")).max() < 1e-5
 
 
 @pytest.mark.parametrize(
