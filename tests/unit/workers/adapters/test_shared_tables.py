@@ -229,14 +229,14 @@ def test_a_model_that_sees_has_such_a_table(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = {"qwen3_vl": "Qwen3VLConfig", "smolvlm": "SmolVLMConfig"}[family]
-    known = getattr(transformers, name)
+    known = getattr(seeing.transformers, name)
 
     def tied(**options: Any) -> Any:
         options["text_config"]["tie_word_embeddings"] = True
         return known(**{**options, "tie_word_embeddings": True})
 
     with monkeypatch.context() as patch:
-        patch.setattr(transformers, name, tied)
+        patch.setattr(seeing.transformers, name, tied)
         seeing.save(family, tmp_path)
     adapter = load(tmp_path, INT8)
     assert forms(adapter) == (Int8Linear, QuantizedTable)
