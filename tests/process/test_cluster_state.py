@@ -32,9 +32,7 @@ def one(place: Path, one_broker: Broker) -> Iterator[Box]:
     catalog.mkdir()
     chat_models.write_entry(catalog, MODEL, chat_models.save("chatml", place / "chatml", context=4096))
     [entry] = catalog.glob("*.yaml")
-    entry.write_text(
-        entry.read_text().replace("adapter: causal", "adapter: tests.fakes.held_text:HeldAdapter")
-    )
+    entry.write_text(entry.read_text().replace('"causal"', '"tests.fakes.held_text:HeldAdapter"'))
     with box(place / "a", "a", [one_broker.url], models=(MODEL,), catalog=catalog) as made:
         yield made
 
