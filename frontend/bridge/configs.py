@@ -79,6 +79,7 @@ class ConfiguredModels:
         """Keys of the models that the box has by files of configurations, also of an earlier life of the bridge."""
         self._documents: dict[str, dict[str, Any]] = {}
         """Documents of the files by key, also of those that an earlier life of the bridge has written."""
+        self._is_learnt, self._learning = False, asyncio.Lock()
         self._lacking: dict[str, float] = {}
         """Since when the bucket has lacked models of files, by key, in seconds of the clock."""
         self._told: tuple[Sequence[ModelEntry], Mapping[str, wire.Content]] = (), {}
@@ -104,6 +105,7 @@ class ConfiguredModels:
 
         Raises `ConfigRefused` and `ContentConflict` for what cannot be, and `StateFull` for more than a box keeps.
         """
+        await self._learn()
         model = document["sie_id"]
         known = self._heard.get(model)
         if known is None and (earlier := self.document(model)) is not None:
@@ -148,9 +150,16 @@ class ConfiguredModels:
         refused = dict(itertools.islice(self._refused.items(), MOST_REFUSED))
         return BoxConfigs(self._followed.revision, self._digest, refused)
 
+    async def _learn(self) -> None:
+        """Read the files of an earlier life of the bridge, once."""
+        async with self._learning:
+            if not self._is_learnt:
+                self._documents = await asyncio.to_thread(self._read)
+                self._is_learnt = True
+                self.version += 1
+
     async def _run(self) -> None:
-        self._documents = await asyncio.to_thread(self._read)
-        self.version += 1
+        await self._learn()
         while True:
             again_s = LACKING_S if self._lacking else AGAIN_S if self._refused else None
             try:

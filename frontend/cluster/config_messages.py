@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 
 MOST_WAITING_NBYTES = 16 << 20
 MOST_WAITING = 1024
+MOST_EPOCHS = 4096
+"""Models whose last epoch is remembered: those of the latest changes."""
 _UNREADABLE = "a message about a configuration was dropped"
 _REFUSED = "a configuration that a message brings is refused"
 _FULL = "messages about configurations come too fast, and some were dropped"
@@ -74,10 +76,11 @@ class ConfigMessages:
     async def run(self) -> None:
         """Apply messages for ever."""
         while True:
-            await self._wanted.wait()
             self._wanted.clear()
-            while self._waiting:
-                await self._take_first()
+            # An error may have ended this loop before, with messages that wait.
+            if not self._waiting:
+                await self._wanted.wait()
+            await self._take_first()
 
     async def _take_first(self) -> None:
         data = self._waiting.popleft()
@@ -110,5 +113,8 @@ class ConfigMessages:
         except PenstockError as error:
             self._seldom.warning(_REFUSED, f"{message.model_id[:64]!a}: {error.message}")
             return "refused"
+        self._epochs.pop(message.model_id, None)
         self._epochs[message.model_id] = message.producer, message.epoch
+        if len(self._epochs) > MOST_EPOCHS:
+            del self._epochs[next(iter(self._epochs))]
         return "applied" if is_new else "repeated"

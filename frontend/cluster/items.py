@@ -100,9 +100,9 @@ class Sent(Held):
 class LostRequests:
     """Requests of sequences that boxes may have run although clients were told otherwise, until their boxes know.
 
-    `by_life`: ids of the requests by the life of their box. A box that confirms nothing is told `MOST_SAID` times, each
-    time twice as late: bridges of an earlier version confirm nothing. A bridge that no word reaches hears no sign of
-    life of the gateway either, and ends the sequences by itself.
+    `by_life`: ids of the requests by the life of their box. A box that confirms nothing is told `MOST_SAID` times after
+    the last loss, each time twice as late: bridges of an earlier version confirm nothing. A bridge that no word reaches
+    hears no sign of life of the gateway either, and ends the sequences by itself.
     """
 
     def __init__(self, again_ns: int) -> None:
@@ -117,7 +117,7 @@ class LostRequests:
         lost = self.by_life.setdefault(life, [])
         lost.append(item)
         del lost[:-MOST_LOST]
-        self._said[life] = self._said.get(life, (0, 0))[0], 0
+        self._said[life] = 0, 0
         if len(self.by_life) > MOST_LIVES:
             self._forget(next(iter(self.by_life)))
 

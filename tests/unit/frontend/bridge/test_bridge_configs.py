@@ -334,7 +334,6 @@ def test_without_a_bucket_a_box_takes_what_a_service_tells_its_bundle(stage: Sta
         # The next life adds a profile to the model of a file.
         stage.begin()
         stage.one._followed.is_read = True
-        stage.one._documents = stage.one._read()
         assert await stage.one.hear(more)
         await stage.one.apply()
         assert stage.files()["acme/new"]["profiles"].keys() == {"default", "fast"}
@@ -344,6 +343,22 @@ def test_without_a_bucket_a_box_takes_what_a_service_tells_its_bundle(stage: Sta
         ):
             with pytest.raises((ConfigRefused, ContentConflict)):
                 await stage.one.hear(other)
+
+    asyncio.run(scene())
+
+
+def test_a_message_before_the_files_of_an_earlier_life_are_read_takes_no_profile_away(stage: Stage) -> None:
+    async def scene() -> None:
+        told = configuration("acme/new")
+        fast = {**told.profiles, "fast": {"extends": "default", "max_batch_tokens": 64}}
+        stage.one._followed.is_read = True
+        await stage.one.hear({**told.document, "profiles": fast})
+        await stage.one.apply()
+        stage.begin()
+        stage.one._followed.is_read = True
+        assert not await stage.one.hear(told.document)
+        await stage.one.apply()
+        assert stage.files()["acme/new"]["profiles"].keys() == fast.keys()
 
     asyncio.run(scene())
 

@@ -13,6 +13,7 @@ import nats
 import pytest
 import yaml
 
+from frontend.cluster.broker import lasting
 from frontend.cluster.config_messages import ConfigMessages
 from ipc.wire.cluster_names import Names
 from tests.harness.broker import Broker, broker
@@ -26,7 +27,8 @@ class Service:
     """A configuration service, and a gateway that hears its messages."""
 
     def __init__(self, server: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("frontend.cluster.config_messages.TRY_AGAIN_S", 0.01)
+        for module in ("config_messages", "broker"):
+            monkeypatch.setattr(f"frontend.cluster.{module}.TRY_AGAIN_S", 0.01)
         self.server, self.stage = server, Stage(server.url)
         self.results: Counter[str] = Counter()
         self.messages = ConfigMessages(
@@ -38,7 +40,7 @@ class Service:
 
     async def start(self) -> None:
         await self.stage.start()
-        self.stage._tasks.append(asyncio.create_task(self.messages.run()))
+        self.stage._tasks.append(asyncio.create_task(lasting(self.messages.run)))
         self._client = await nats.connect(self.server.url)
 
     async def close(self) -> None:
@@ -110,6 +112,21 @@ def test_an_older_change_is_dropped_unless_the_service_counts_anew(play: Any) ->
     play(scene)
 
 
+def test_the_models_whose_epochs_are_remembered_have_a_bound(
+    play: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("frontend.cluster.config_messages.MOST_EPOCHS", 2)
+
+    async def scene(service: Service) -> None:
+        for model in ("acme/one", "acme/two", "acme/one", "acme/three"):
+            document = {**DOCUMENT, "sie_id": model}
+            result = "repeated" if model in service.messages._epochs else "applied"
+            await service.tell(result, document=document, model_id=model)
+        assert list(service.messages._epochs) == ["acme/one", "acme/three"]
+
+    play(scene)
+
+
 def test_bad_messages_are_counted_and_the_next_one_is_heard(play: Any) -> None:
     async def scene(service: Service) -> None:
         for data in (b"\x00", b"[" * 100_000, b"{}", message(v=2), message(epoch=-1)):
@@ -141,6 +158,35 @@ def test_a_change_waits_for_brokers_that_do_not_keep_it(play: Any, monkeypatch: 
         monkeypatch.setattr(service.stage.configs._kept, "write", refuse)
         await service.tell("applied")
         assert service.stage.configs.document(MODEL) == DOCUMENT and next(failures, None) is None
+
+    play(scene)
+
+
+def test_an_error_in_the_code_costs_one_message_and_not_those_behind(play: Any) -> None:
+    async def scene(service: Service) -> None:
+        apply, failures = service.messages._apply, iter([ZeroDivisionError()])
+        heard = asyncio.Event()
+
+        async def fail(document: dict[str, Any]) -> bool:
+            await heard.wait()
+            for error in failures:
+                raise error
+            return await apply(document)
+
+        service.messages._apply = fail
+        for _ in range(2):
+            await service._client.publish("sie.config.models._all", message())
+
+        async def is_next_there() -> bool:
+            return bool(service.messages._waiting)
+
+        await eventually(is_next_there, "the message behind the first one")
+        heard.set()
+
+        async def is_applied() -> bool:
+            return service.results["applied"] == 1
+
+        await eventually(is_applied, "the message behind the error")
 
     play(scene)
 

@@ -240,6 +240,19 @@ def test_words_before_each_item_are_no_reason_to_give_up_a_box() -> None:
     asyncio.run(scene())
 
 
+def test_many_losses_at_once_are_no_reason_to_give_up_a_box() -> None:
+    async def scene() -> None:
+        stage = Stage("a")
+        names = [f"r.{number}" for number in range(MOST_SAID + 1)]
+        for name in names:
+            stage.dispatch._lost.add("a1", name)
+            stage.dispatch.tick()
+        assert stage.words[-1] == ("a1", Drop(VERSION, "r", names, lost=True))
+        assert all(stage.dispatch._lost.has("a1", name) for name in names)
+
+    asyncio.run(scene())
+
+
 def test_a_box_that_dies_loses_its_items_to_another_and_only_those() -> None:
     def scene() -> None:
         stage = Stage("a", "b")
