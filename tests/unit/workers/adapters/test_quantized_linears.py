@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import copy
 import math
+import os
+import platform
+import subprocess
+import sys
 import weakref
 from pathlib import Path
 from typing import Any
@@ -455,6 +459,28 @@ def test_products_of_int8_are_never_computed_by_reference_code(
         layer(torch.randn(rows, shape[1]))
     products = [line for line in capfd.readouterr().out.splitlines() if ",exec,cpu,matmul," in line]
     assert len(products) == 1 and ",ref" not in products[0]
+
+
+_LAYER = """
+import torch
+from workers.adapters.shared.proven_linears import layer_of
+from workers.adapters.shared.quantized_linears import INT8, quantize
+numbers = torch.randn(320, 512, generator=torch.Generator().manual_seed(0))
+layer = layer_of("bell", quantize(numbers, INT8), None, torch.bfloat16, torch.device("cpu"))
+print(type(layer).__name__)
+"""
+
+
+@pytest.mark.skipif(
+    platform.machine() != "x86_64", reason="oneDNN takes the name of a processor on x86-64 alone"
+)
+@pytest.mark.parametrize("processor", ["AVX2", pytest.param("AVX512_CORE", marks=pytest.mark.long)])
+def test_a_processor_whose_products_of_int8_saturate_makes_numbers(processor: str) -> None:
+    """A layer of bell-shaped weights in bfloat16, where random rows lose less than the proof allows."""
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": processor}
+    command = [sys.executable, "-c", _LAYER]
+    ended = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.stdout == "MadeLinear\n", ended.stderr
 
 
 @needs_integers
