@@ -181,6 +181,15 @@ class QuickClient(Client):
             self.in_vain.add(s.uri.netloc)
             raise
 
+    def _connect_command(self) -> bytes:
+        # The library would send credentials in the clear to a broker, or to somebody before it, that asks for no TLS.
+        transport = self._transport
+        if "tls" in self.options and isinstance(transport, ClosableTransport) and not transport.is_tls:
+            raise ConnectionRefusedError(
+                "the broker asks for no TLS, which the settings of this cluster ask for"
+            )
+        return super()._connect_command()
+
     async def listen(self, subject: str, handler: Handler) -> None:
         """Subscribe. An error of the handler ends that message alone."""
         # The first message may arrive before `subscribe` returns.
@@ -201,6 +210,9 @@ class QuickClient(Client):
         handler = self._quick.get(sid)
         if handler is None:
             return False
+        if not self.is_connected:
+            # Bytes before the end of TLS's handshake and of the login, or of a connection that is given up.
+            return True
         try:
             message = Msg(
                 self, subject.decode(), reply.decode(), data, headers_of(headers) if headers else None

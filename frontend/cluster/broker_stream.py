@@ -3,7 +3,8 @@
 1. `ClosableTransport` connects, by TLS too, and lets the library write. The end of the connection is an error that the
    library understands.
 2. `_Reading` cuts what the broker sends into commands, and offers each message to its listener at once. What the
-   listener does not take, and every other command, goes on to the library as the broker sent the command.
+   listener does not take, and every other command, goes on to the library as the broker sent the command. A message of
+   impossible form or size ends the connection.
 
 PERF: the library reads through a stream, a task and a buffer from which it removes each command. That costs a turn of
 the event loop, and as much processor time as the handling of the message.
@@ -12,21 +13,20 @@ the event loop, and as much processor time as the handling of the message.
 from __future__ import annotations
 
 import asyncio
-import logging
 import ssl
 from collections.abc import Callable, Sequence
-from typing import cast
 from urllib.parse import ParseResult
 
 from nats.aio.transport import TcpTransport
-
-log = logging.getLogger(__name__)
 
 CLOSE_S = 0.5
 """How long a connection that is closed may take for what it still has to write."""
 MOST_LINE_NBYTES = 1 << 20
 """The first line of a command. Brokers send longer ones to nobody."""
+MOST_MESSAGE_NBYTES = 64 << 20
+"""Headers and payload of a message: the largest `max_payload` that a broker can have."""
 _END = b"\r\n"
+_MESSAGES = (b"MSG ", b"HMSG ", b"MSG\t", b"HMSG\t")
 Hear = Callable[[int, bytes, bytes, bytes, bytes], bool]
 """Take a message by its subscription, subject, reply, headers and payload; false where the library shall take it."""
 
@@ -47,6 +47,23 @@ def headers_of(block: bytes) -> dict[str, str]:
     return headers
 
 
+def _measured(fields: Sequence[bytes]) -> tuple[bytes, int, int]:
+    """(subject of replies, bytes of headers, bytes of headers and payload) by a message's line. Raises ValueError."""
+    words = len(fields)
+    head = b"0"
+    if fields[0] == b"HMSG":
+        words, head = words - 1, fields[-2]
+    if words not in (4, 5):
+        raise ValueError("number of words")
+    # NOTE: `int` reads signs and underscores, too.
+    if not (fields[2] + head + fields[-1]).isdigit():
+        raise ValueError("numbers")
+    head_nbytes, nbytes = int(head), int(fields[-1])
+    if not head_nbytes <= nbytes <= MOST_MESSAGE_NBYTES:
+        raise ValueError("sizes")
+    return fields[3] if words == 5 else b"", head_nbytes, nbytes
+
+
 class _Reading(asyncio.StreamReaderProtocol):
     """What the broker sends: messages to `hear`, all else to the stream that the library reads."""
 
@@ -56,13 +73,11 @@ class _Reading(asyncio.StreamReaderProtocol):
         self._parts: list[bytes] = []
         self._nbytes = self._needed = 0
         """Bytes of `_parts`, the beginning of a command, and how many are needed to go on."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # NOTE: the transports of uvloop are of no class of asyncio.
-        self._connection = cast(asyncio.Transport, transport)
-        super().connection_made(transport)
+        self._is_refused = False
 
     def data_received(self, data: bytes) -> None:
+        if self._is_refused:
+            return
         if self._parts:
             self._parts.append(data)
             self._nbytes += len(data)
@@ -79,34 +94,34 @@ class _Reading(asyncio.StreamReaderProtocol):
         at = 0
         while (end := data.find(_END, at)) >= 0:
             after = end + 2
-            is_message = data.startswith((b"MSG ", b"HMSG "), at)
-            if is_message:
+            is_heard = False
+            if data.startswith(_MESSAGES, at):
                 fields = data[at:end].split()
                 try:
-                    after += int(fields[-1]) + 2
-                    if len(data) < after:
-                        self._needed = after - at
-                        return at
-                    is_message = self._is_heard(fields, data[end + 2 : after - 2])
-                except (IndexError, ValueError):
-                    # The library ends the connection for a command that cannot be read.
-                    is_message = False
-            if not is_message:
+                    reply, head_nbytes, nbytes = _measured(fields)
+                except ValueError as error:
+                    return self._refuse(data, f"{error} of the message {data[at:end]!a:.80}")
+                body, after = after, after + nbytes + 2
+                if len(data) < after:
+                    self._needed = after - at
+                    return at
+                payload = body + head_nbytes
+                is_heard = self._hear(
+                    int(fields[2]), fields[1], reply, data[body:payload], data[payload : after - 2]
+                )
+            if not is_heard:
                 super().data_received(data[at:after])
             at = after
         self._needed = len(data) - at + 1
         if self._needed > MOST_LINE_NBYTES:
-            log.warning("a broker sent a line above %d bytes; its connection ends", MOST_LINE_NBYTES)
-            self._connection.abort()
+            return self._refuse(data, f"a line above {MOST_LINE_NBYTES} bytes")
         return at
 
-    def _is_heard(self, fields: Sequence[bytes], body: bytes) -> bool:
-        """Offer a message. Raises IndexError or ValueError for a command that is none."""
-        if fields[0] == b"MSG":
-            return self._hear(int(fields[2]), fields[1], fields[3] if len(fields) > 4 else b"", b"", body)
-        nbytes = int(fields[-2])
-        reply = fields[3] if len(fields) > 5 else b""
-        return self._hear(int(fields[2]), fields[1], reply, body[:nbytes], body[nbytes:])
+    def _refuse(self, data: bytes, what: str) -> int:
+        """Drop all that comes from now on, and have the library end the connection."""
+        self._is_refused = True
+        self.stream.set_exception(ConnectionResetError(f"a broker has sent what no broker sends: {what}"))
+        return len(data)
 
 
 class ClosableTransport(TcpTransport):
@@ -119,6 +134,7 @@ class ClosableTransport(TcpTransport):
     def __init__(self, hear: Hear) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._hear = hear
+        self.is_tls = False
 
     def __bool__(self) -> bool:
         # The client library would put a transport of its own in the place of a false one.
@@ -133,6 +149,7 @@ class ClosableTransport(TcpTransport):
                 lambda: protocol, uri.hostname, uri.port
             )
         self._use(transport, protocol)
+        self.is_tls = False
         # NOTE: the first transport has to live as long as the TLS above it.
         self._bare_io_reader, self._bare_io_writer = self._io_reader, self._io_writer
 
@@ -154,7 +171,10 @@ class ClosableTransport(TcpTransport):
                 server_hostname=uri if isinstance(uri, str) else uri.hostname,
             )
         assert transport is not None
+        # The loop tells this only to protocols of new connections. The stream could not make the broker wait.
+        protocol.connection_made(transport)
         self._use(transport, protocol)
+        self.is_tls = True
 
     def _reading(self, buffer_size: int) -> _Reading:
         return _Reading(asyncio.StreamReader(buffer_size), self._hear)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -103,6 +104,51 @@ def test_a_client_whose_search_for_a_broker_ended_by_an_error_is_replaced(
             await one.again(3)
 
     play(scene, caplog)
+
+
+def test_nothing_is_heard_before_a_connection_is_joined(caplog: pytest.LogCaptureFixture) -> None:
+    """These bytes are in the clear, whoever wrote them, where TLS begins only after the first word of a broker."""
+
+    async def scene() -> None:
+        async with joined(GREETING, GREETING + b"MSG there 2 4\r\nevil\r\n") as one:
+            heard: list[bytes] = []
+            one.end.listen("there", lambda message: heard.append(message.data))
+
+            async def hears() -> bool:
+                return b"SUB there  2\r\n" in one.broker.heard
+
+            await eventually(hears, "the second subscription")
+            one.broker.hang_up()
+            await one.again(2)
+            one.broker.say(b"MSG there 2 4\r\ngood\r\n")
+
+            async def told() -> bool:
+                return b"good" in heard
+
+            await eventually(told, "a message over the joined connection")
+            assert heard == [b"good"]
+
+    play(scene, caplog)
+
+
+def test_no_secret_is_sent_in_the_clear_to_a_broker_that_asks_for_no_tls(tmp_path: Path) -> None:
+    async def scene() -> None:
+        broker = ScriptedBroker()
+        await broker.start()
+        (tmp_path / "secret").write_text("hidden")
+        url = broker.url.replace("nats:", "tls:")
+        end = Broker(Cluster(urls=(url,), user="u", password_file=str(tmp_path / "secret")), "test")
+        end.start()
+
+        async def tried_again() -> bool:
+            return bool(broker.heard) or broker.connections > 1
+
+        await eventually(tried_again, "another attempt")
+        assert not broker.heard and not end.up
+        await end.close()
+        broker.stop()
+
+    uvloop.run(scene())
 
 
 def test_odd_words_of_a_broker_at_the_first_connect_are_no_end(caplog: pytest.LogCaptureFixture) -> None:

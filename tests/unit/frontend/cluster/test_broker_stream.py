@@ -37,6 +37,7 @@ SENT = (
     b"HMSG b 1 back 12 15\r\nNATS/1.0\r\n\r\nMSG\r\n",
     b"MSG c 2 r 5\r\nPONG\n\r\n",
     b"-ERR 'some\r\n",
+    b"HMSG e 1 0 2\r\nhi\r\n",
     b"MSG d 1 r 0\r\n\r\n",
 )
 
@@ -55,6 +56,7 @@ def test_messages_and_commands_are_told_apart_wherever_the_bytes_are_split() -> 
             assert heard == [
                 (OURS, b"a", b"", b"", b"\r\n"),
                 (OURS, b"b", b"back", b"NATS/1.0\r\n\r\n", b"MSG"),
+                (OURS, b"e", b"", b"", b"hi"),
                 (OURS, b"d", b"r", b"", b""),
             ]
             assert read == SENT[0] + SENT[2] + SENT[4] + SENT[5]
@@ -62,12 +64,55 @@ def test_messages_and_commands_are_told_apart_wherever_the_bytes_are_split() -> 
     asyncio.run(scene())
 
 
+def test_a_word_that_is_no_message_is_left_to_the_library() -> None:
+    heard, read = asyncio.run(received([b"MSG\r\n", b"\xff\r\n", b"msg a 1 2\r\nhi\r\n"]))
+    assert not heard and read == b"MSG\r\n\xff\r\nmsg a 1 2\r\nhi\r\n"
+
+
+def test_a_message_is_told_by_a_tab_as_by_a_space() -> None:
+    heard, read = asyncio.run(received([b"MSG\ta 1\t6\r\nPING\r\n\r\nPING\r\n"]))
+    assert heard == [(OURS, b"a", b"", b"", b"PING\r\n")] and read == b"PING\r\n"
+
+
 @pytest.mark.parametrize(
-    "line", [b"MSG a 1 many\r\n", b"MSG 5\r\n", b"HMSG a 1 x 9\r\n", b"MSG\r\n", b"\xff\r\n"]
+    "line",
+    [
+        b"MSG a 1 many",
+        b"MSG 5",
+        b"MSG a 1 -5",
+        b"MSG a 1 -15",
+        b"MSG a 1 1_0",
+        b"MSG a -1 2",
+        b"MSG a 1 b c 2",
+        b"MSG a 1 67108865",
+        b"MSG a 1 " + b"9" * 5000,
+        b"HMSG a 1 x 9",
+        b"HMSG a 1 2",
+        b"HMSG a 1 -3 10",
+        b"HMSG a 1 11 10",
+    ],
+    ids=lambda line: line.decode()[:20],
 )
-def test_a_command_that_cannot_be_read_is_left_to_the_library(line: bytes) -> None:
-    heard, read = asyncio.run(received([line, b"12345\r\n", *([b"\r\n"] * 3)]))
-    assert not heard and read.startswith(line)
+def test_a_message_of_impossible_size_or_form_ends_its_connection(line: bytes) -> None:
+    """A size below zero would have the same bytes read for ever, and a huge one would fill the memory."""
+
+    async def scene() -> None:
+        heard: list[bytes] = []
+
+        def hear(sid: int, subject: bytes, *rest: bytes) -> bool:
+            assert len(heard) < 10, "the same bytes are read for ever"
+            heard.append(subject)
+            return True
+
+        protocol = ClosableTransport(hear)._reading(1 << 16)
+        for piece in (b"MSG good 1 1\r\nx\r\n", line + b"\r\n", b"0123456789\r\n", b"MSG evil 1 1\r\nx\r\n"):
+            protocol.data_received(piece)
+        protocol.stream.feed_eof()
+        with pytest.raises(ConnectionResetError, match="MSG"):
+            await protocol.stream.read()
+        assert heard == [b"good"] and not protocol._parts
+
+    asyncio.run(scene())
 
 
 @pytest.mark.parametrize(
