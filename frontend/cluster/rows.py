@@ -123,7 +123,7 @@ class SharedRows:
 
     # The interface of `Rows`.
 
-    def version(self) -> int:
+    async def version(self) -> int:
         """Another number each time: only the brokers know."""
         self._looks += 1
         return self._looks

@@ -119,7 +119,7 @@ class ApprovalStore:
             while self._waiting:
                 self._rung.clear()
                 try:
-                    if (newer := self._rows.version()) != version:
+                    if (newer := await self._rows.version()) != version:
                         waiting = list(self._waiting)
                         self._wake(waiting, await self._rows.read(self._open_here))
                         version = newer

@@ -89,7 +89,7 @@ Tables = Mapping[str, tuple[str, ...]]
 class Rows(Protocol):
     """The tables of one store. All methods raise `StoreUnreadable`."""
 
-    def version(self) -> int:
+    async def version(self) -> int:
         """A number that is another one after a commit of any process."""
 
     def exists(self) -> bool:

@@ -372,10 +372,11 @@ class LastingStore:
         self._writer: sqlite3.Connection | None = None
         self._looker: sqlite3.Connection | None = None
 
-    def version(self) -> int:
-        """A number that changes with the commits of all processes. Takes microseconds, for the event loop's thread."""
+    async def version(self) -> int:
+        """A number that changes with the commits of all processes."""
+        looker = await self._opened_looker()
         with _unreadable():
-            (version,) = self._open_looker().execute("PRAGMA data_version").fetchone()
+            (version,) = looker.execute("PRAGMA data_version").fetchone()
             return int(version)
 
     def exists(self) -> bool:
@@ -392,12 +393,10 @@ class LastingStore:
         The statement runs on the event loop's thread, in microseconds, where `read` takes a switch to a thread and back
         again. The reading thread reads while another process has locked the file.
         """
-        if self._looker is None:
-            await asyncio.get_running_loop().run_in_executor(self._reading, self._open_looker)
-        assert self._looker is not None
+        looker = await self._opened_looker()
         try:
             with translated():
-                return how(self._looker)
+                return how(looker)
         except Locked:
             return await self.read(how)
 
@@ -424,8 +423,13 @@ class LastingStore:
             committed()
         return result
 
+    async def _opened_looker(self) -> sqlite3.Connection:
+        """The connection of the event loop's thread, which must not wait for a lock; the reading thread opens it."""
+        if self._looker is not None:
+            return self._looker
+        return await asyncio.get_running_loop().run_in_executor(self._reading, self._open_looker)
+
     def _open_looker(self) -> sqlite3.Connection:
-        """The connection of the event loop's thread, which must not wait for a lock."""
         with _unreadable():
             if self._looker is None:
                 looker = self._opened()

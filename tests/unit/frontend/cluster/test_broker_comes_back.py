@@ -19,6 +19,7 @@ from frontend.cluster import broker as module
 from frontend.cluster import broker_stream
 from frontend.cluster.broker import Broker, QuickClient, ended
 from frontend.cluster.broker_stream import ClosableTransport
+from frontend.cluster.examining import look
 from ipc.settings import Cluster
 from tests.fakes.scripted_broker import GREETING, ScriptedBroker
 from tests.harness.server import PATIENCE_S, eventually
@@ -132,20 +133,24 @@ def test_nothing_is_heard_before_a_connection_is_joined(caplog: pytest.LogCaptur
 
 
 def test_no_secret_is_sent_in_the_clear_to_a_broker_that_asks_for_no_tls(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("hidden")
+
     async def scene() -> None:
         broker = ScriptedBroker()
         await broker.start()
-        (tmp_path / "secret").write_text("hidden")
         url = broker.url.replace("nats:", "tls:")
-        end = Broker(Cluster(urls=(url,), user="u", password_file=str(tmp_path / "secret")), "test")
+        cluster = Cluster(urls=(url,), user="u", password_file=str(tmp_path / "secret"))
+        end = Broker(cluster, "test")
         end.start()
 
         async def tried_again() -> bool:
             return bool(broker.heard) or broker.connections > 1
 
         await eventually(tried_again, "another attempt")
-        assert not broker.heard and not end.up
         await end.close()
+        assert not broker.heard
+        ((is_fine, text),) = await asyncio.to_thread(list, look(cluster))
+        assert not is_fine and "no TLS" in text and not broker.heard
         broker.stop()
 
     uvloop.run(scene())

@@ -435,14 +435,16 @@ def certificates(place: Path) -> dict[str, str]:
     return {name: str(place / "127.0.0.1" / file) for name, file in files.items()}
 
 
-def test_transfers_are_encrypted_and_hosts_of_another_authority_get_nothing_by_http(
-    one_broker: Broker, tmp_path: Path
-) -> None:
+def test_transfers_are_encrypted_and_hosts_of_another_authority_get_nothing_by_http(tmp_path: Path) -> None:
     """A stranger that hears the offer has chunks over the brokers, which have checks of their own."""
     own, other = certificates(tmp_path / "own"), certificates(tmp_path / "other")
+    both = tmp_path / "both.pem"
+    both.write_text("".join(Path(each["tls_ca_file"]).read_text() for each in (own, other)))
+    other["tls_ca_file"] = own["tls_ca_file"]
+    files = f'cert_file: "{own["tls_cert_file"]}", key_file: "{own["tls_key_file"]}", ca_file: "{both}"'
 
-    async def scene() -> None:
-        urls, bind = (one_broker.url,), "127.0.0.1:0"
+    async def scene(one: Broker) -> None:
+        urls, bind = (one.url,), "127.0.0.1:0"
         here = Transfers(Cluster(urls=urls, transfer_bind=bind, **own), "here", "here")
         friend = Transfers(Cluster(urls=urls, **own), "there", "there")
         stranger = Transfers(Cluster(urls=urls, **other), "stranger", "stranger")
@@ -469,4 +471,5 @@ def test_transfers_are_encrypted_and_hosts_of_another_authority_get_nothing_by_h
             for end in ends:
                 await end.close()
 
-    uvloop.run(scene())
+    with broker(tmp_path / "broker", jetstream=False, more=f"tls {{{files}, verify: true}}") as one:
+        uvloop.run(scene(one))
