@@ -369,6 +369,34 @@ def test_a_look_up_in_a_file_that_is_locked_leaves_the_event_loop_free(tmp_path:
     assert len(threads) == 2 and threads[0] != threads[1]
 
 
+def test_a_version_leaves_the_event_loop_free_while_another_process_opens_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, waits = LastingStore(tmp_path / "lasting.db", ""), threading.Event()
+    threads = set[int]()
+    is_taken = store.is_taken
+
+    def observed(lock: int) -> bool:
+        threads.add(threading.get_ident())
+        taken = is_taken(lock)
+        if not taken:
+            waits.set()
+        return taken
+
+    monkeypatch.setattr(store, "is_taken", observed)
+    other = os.open(tmp_path, os.O_RDONLY | os.O_CLOEXEC)
+
+    async def act() -> None:
+        assert is_taken(other)
+        version = asyncio.ensure_future(mine.version())
+        assert await asyncio.to_thread(waits.wait, 60)
+        os.close(other)
+        assert await version == await mine.version()
+        assert threads and threading.get_ident() not in threads
+
+    asyncio.run(act())
+
+
 @pytest.mark.parametrize("before", [None, b"this is no database" * 100], ids=["no file", "a broken file"])
 def test_processes_that_open_the_file_at_once_take_turns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bytes | None
