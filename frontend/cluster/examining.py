@@ -16,12 +16,12 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from datetime import datetime
 
-import nats
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error
 from nats.js.errors import APIError
 
+from frontend.cluster.broker import QuickClient
 from frontend.cluster.transfer_http import host_and_port
 from ipc import brokers
 from ipc.errors import ConfigError, ProtocolError
@@ -67,16 +67,17 @@ async def _joined(url: str, options: dict[str, object]) -> AsyncIterator[Client 
     async def note(error: Exception) -> None:
         told.append(str(error) or type(error).__name__)
 
+    client = QuickClient()
     try:
         async with asyncio.timeout(TIMEOUT_S):
-            client = await nats.connect(
+            await client.connect(
                 [url],
                 name="penstock doctor",
                 allow_reconnect=False,
                 max_reconnect_attempts=0,
                 connect_timeout=TIMEOUT_S,
                 error_cb=note,
-                **options,
+                **options,  # type: ignore[arg-type]
             )
     except (Error, OSError, TimeoutError, ValueError) as error:
         why = told[-1] if told else str(error) or "no answer"
