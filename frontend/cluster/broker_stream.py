@@ -32,15 +32,19 @@ Hear = Callable[[int, bytes, bytes, bytes, bytes], bool]
 
 
 def headers_of(block: bytes) -> dict[str, str]:
-    """The headers of a message, with `Status` and `Description` of its first line. Raises ValueError."""
-    first, *lines = block.decode().split("\r\n")
-    version, _, told = first.partition(" ")
+    """The headers of a message, with `Status`, a number, and `Description` of its first line. Raises ValueError.
+
+    Fields have any bytes: U+FFFD stands for those that are no UTF-8.
+    """
+    head, _, rest = block.partition(_END)
+    version, _, told = head.decode().partition(" ")
     if version != "NATS/1.0":
         raise ValueError(f"headers begin with {version!a:.20}")
     headers = {}
-    if told:
-        headers["Status"], _, headers["Description"] = told.strip().partition(" ")
-    for line in lines:
+    status, _, description = told.strip().partition(" ")
+    if status.isdigit():
+        headers["Status"], headers["Description"] = status, description
+    for line in rest.decode(errors="replace").split("\r\n"):
         name, colon, value = line.partition(":")
         if colon:
             headers[name.strip()] = value.strip()

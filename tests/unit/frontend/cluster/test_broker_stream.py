@@ -124,7 +124,10 @@ def test_a_message_of_impossible_size_or_form_ends_its_connection(line: bytes) -
             b"NATS/1.0 100 Idle Heartbeat\r\nA: b: c\r\n\r\n",
             {"Status": "100", "Description": "Idle Heartbeat", "A": "b: c"},
         ),
+        (b"NATS/1.0\r\nA: caf\xe9\r\nB: c\r\n\r\n", {"A": "caf\ufffd", "B": "c"}),
+        (b"NATS/1.0 later\r\nA: b\r\n\r\n", {"A": "b"}),
     ],
 )
 def test_headers_are_the_status_and_the_fields(block: bytes, headers: dict[str, str]) -> None:
+    """As the library reads them; a value in another encoding than UTF-8 costs no message."""
     assert headers_of(block) == headers
