@@ -251,6 +251,10 @@ def test_a_broker_with_an_expired_certificate_is_refused_by_name_until_it_has_a_
             assert not end.up
             one.configure(own)
             await eventually(joined, "the broker with another certificate")
+            transport = end.client._transport
+            assert isinstance(transport, ClosableTransport) and transport._io_reader and transport._io_writer
+            transport._io_reader.feed_data(bytes(1 << 17))
+            assert not transport._io_writer.transport.is_reading(), "more comes than the library has read"
             await end.close()
 
         uvloop.run(scene())
