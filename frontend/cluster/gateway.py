@@ -175,13 +175,14 @@ class Gateway:
 
     async def _tick(self) -> None:
         while True:
+            # First, so that an error of another part keeps no request beyond its deadline.
+            self.dispatch.expire()
+            self.texts.tick()
+            self.parts.tick()
             if self.broker.up:
                 self.boxes.tick()
                 self.queues.tick()
                 self.dispatch.tick()
-            self.dispatch.expire()
-            self.texts.tick()
-            self.parts.tick()
             await asyncio.sleep(TICK_S)
 
     async def _live(self) -> None:

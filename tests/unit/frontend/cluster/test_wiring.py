@@ -24,7 +24,7 @@ from frontend.scope import scope_of_ids
 from frontend.server.drain import Drain
 from ipc import deadline
 from ipc.catalog.entries import Catalog, HubSource, ModelEntry
-from ipc.errors import InputRefused, ProtocolError
+from ipc.errors import DeadlineExceeded, InputRefused, ProtocolError
 from ipc.metrics.cluster import BridgeMetrics
 from ipc.settings import Cluster, Settings
 from ipc.wire.cluster import (
@@ -312,6 +312,30 @@ def test_large_bytes_in_chunks_have_a_connection_of_their_own_at_both_ends(post:
         assert end.transfers.broker is not end.broker
         assert end.transfers.broker.client is not end.broker.client
     gateway.queues.close()
+
+
+@pytest.mark.parametrize("part", ["boxes", "queues", "dispatch"])
+def test_items_end_by_their_deadlines_though_another_part_of_a_gateway_fails_at_each_tick(
+    post: Post, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    async def scene() -> None:
+        gateway = Gateway(Settings(cluster=Cluster(urls=("nats://127.0.0.1:1",))), Catalog(()))
+        gateway.broker.up = True
+        work = Work("m", EncodeCall([InputItem("hello")], ["dense"]), 0, 3, "req_1")
+        sent = gateway.item(RUN, work, b"", deadline.after(10), deadline.after(10))
+        sent.deadline_ns = 0
+        gateway.dispatch.items[sent.id] = sent
+
+        def fail() -> None:
+            raise ZeroDivisionError
+
+        monkeypatch.setattr(getattr(gateway, part), "tick", fail)
+        with pytest.raises(ZeroDivisionError):
+            await gateway._tick()
+        assert isinstance(sent.future.exception(), DeadlineExceeded)
+        gateway.queues.close()
+
+    asyncio.run(scene())
 
 
 @pytest.mark.parametrize(("waiting", "room_s", "queued"), [(1, 0.0, False), (0, 0.0, True), (1, 1.0, True)])
