@@ -121,7 +121,7 @@ class Relays(ABC, Generic[R, P]):
     def _say(self, router: str, pieces: Sequence[tuple[str, P]]) -> None:
         most = min(MESSAGE_NBYTES, self._most_inline())
         if len(pieces) <= MOST_IDS and sum([piece.nbytes + len(name) for name, piece in pieces]) <= most:
-            # PERF: nearly always.
+            # PERF: one message for all pieces is the usual case.
             if pieces:
                 self._send(*self._message(router, pieces))
             return

@@ -375,7 +375,7 @@ class ClusterModels(Models):
         A box that begins or comes back is waited for, as a worker is on one host; a pool without boxes is not. Raises
         `QueueUnavailable` at once without a broker, and `DependencyConflict` where only other bundles have the model.
         """
-        # PERF: nearly always.
+        # PERF: most models were loaded for the request before.
         if not others and (status := self._loaded.get((model, choice))) is not None:
             return status
 

@@ -119,7 +119,7 @@ class Answer:
         if self._result.loose:
             views |= {ref.name: tensors.view(self._loose, ref) for ref in self._result.loose}
         if self._is_own:
-            # PERF: the engine of a cluster has looked at them before the protocol does.
+            # PERF: the engine of a cluster has asked for the views before the protocol asks again.
             self._copies = views
         return views
 
