@@ -21,8 +21,11 @@ TEXT = "a text that takes long"
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    """A model that writes for six seconds in steps of 30 ms, and a quick one whose pace is known."""
+def server(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Server]:
+    """A model that writes for six seconds in steps of 30 ms, and a quick one whose pace is known.
+
+    A dead worker comes back if the test asks for it by the parameter "supervised".
+    """
     models = Models(tmp_path / "models")
     steps = {"steps": 200, "step_ms": 30}
     for name, adapter, options in (
@@ -39,8 +42,9 @@ def server(tmp_path: Path) -> Iterator[Server]:
         models.write_text(name, json.dumps(entry))
     waits = {"limits.restart_wait_s": 100, "limits.load_wait_s": 100, "limits.request_timeout_s": 200}
     settings = {"catalog.models": "", **waits}
+    supervised = getattr(request, "param", "") == "supervised"
     with serving(
-        tmp_path, models=(), settings=settings, catalog=models.directory, supervised=False
+        tmp_path, models=(), settings=settings, catalog=models.directory, supervised=supervised
     ) as running:
         for number in range(3):
             assert running.encode(OTHER, [f"warm {number}"]).status == 200
@@ -77,6 +81,7 @@ def test_queries_of_another_model_are_answered_while_the_text_is_written(server:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("server", ["supervised"], indirect=True)
 def test_a_query_that_kills_the_process_between_steps_costs_the_writer_one_repetition(server: Server) -> None:
     with writing(server) as written:
         crashed = server.encode(OTHER, ["#crash between steps"], timeout_s=200)
