@@ -100,7 +100,8 @@ def _read(body: bytes) -> _Read:
     except (msgspec.DecodeError, ValueError, RecursionError):
         return _Read(None, _Refusal(_PARSE, "the body is no JSON"))
     # A mistake in the parameters is told with the id of the message.
-    if fault := stray_byte(body.replace(_params_of(message), b"", 1), binary=False):
+    given = _params_of(message)
+    if fault := stray_byte(body.replace(given, b"0", 1) if given else body, binary=False):
         return _Read(None, _Refusal(_PARSE, fault))
     return _Read(message)
 

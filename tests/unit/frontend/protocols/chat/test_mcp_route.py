@@ -118,6 +118,7 @@ def test_an_error_of_the_engine_is_told(server: RecordedServer, error: Any, stat
         (b"\xff", -32700),
         (b'{"jsonrpc":"2.0","id":1,"method":"ping","\xff":1}', -32700),
         (b'{"jsonrpc":"2.0","id":1,"method":"ping","params":{},"more":"\xff"}', -32700),
+        (b'{"jsonrpc":"2.0","id":7,"more":"\xc31\xbc","method":"ping","params":1}', -32700),
         (b'{"jsonrpc":' * 100_000, -32600),
         (b'{"params":' + b"[" * 100_000, -32700),
         (b"", -32700),
