@@ -65,7 +65,7 @@ run-chat: $(STAMP)run ## start a server of the small chat model alone
 	$(DEMO_CHAT)
 	exec $(BIN)/penstock serve --catalog $(VENV)/demo-chat --bind 127.0.0.1:$(PORT) $(ARGS)
 
-test: $(STAMP)dev ## run the default test suite (no GPU, no hub; about 11 minutes on two cores)
+test: $(STAMP)dev ## run the default test suite (no GPU, no hub; about 6 to 11 minutes on two cores)
 	$(PYTEST) $(SPREAD) $(addprefix --ignore=,$(PAGES)) $(PARTS) $(ARGS) $(NONE_IS_FINE)
 
 test-fast: $(STAMP)dev ## run the unit tests that run no model, with few drawn examples (about three minutes; starts no server)
