@@ -97,18 +97,26 @@ async def making(
 
 
 async def entries_of(bucket: KeyValue) -> list[KeyValue.Entry]:
-    """All values of a bucket with their keys, without removed ones. Raises one of `LOST`."""
+    """All values of a bucket with their keys, without removed ones. Raises one of `LOST`.
+
+    The client library takes a bucket for empty where the brokers say that all values are sent, and none has come yet.
+    So fewer values than the brokers counted before are no answer, but a `TimeoutError`.
+    """
     found: list[KeyValue.Entry] = []
+    counted, came = (await bucket.status()).values, 0
     watcher = await bucket.watchall()
     try:
         async with asyncio.timeout(10 * TIMEOUT_S):
             async for entry in watcher:
                 if entry is None:
                     break
+                came += 1
                 if entry.operation not in GONE:
                     found.append(entry)
     finally:
         await watcher.stop()  # type: ignore[no-untyped-call]
+    if came < counted:
+        raise TimeoutError(f"{came} of {counted} values came")
     return found
 
 
