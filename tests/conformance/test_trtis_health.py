@@ -150,8 +150,8 @@ def test_kept_connections_hear_that_the_server_exits_but_nothing_of_a_reload(
         [old] = server.frontend_pids()
         server.process.send_signal(signal.SIGHUP)
         wait_until(lambda: set(server.frontend_pids()) - {old}, DRAIN_S, "the new frontend")
-        code, headers, _ = ask(kept, "/api/status/add_sub")
-        assert (code, headers["connection"]) == (200, "close")
+        # The new frontend is there before the old one is told to end.
+        wait_until(lambda: ends(kept), DRAIN_S, "the end of the kept connection")
     wait_until(lambda: server.get("/api/health/ready").status == 200, what="readiness")
     wait_until(lambda: old not in server.frontend_pids(), DRAIN_S * 2, "the end of the old frontend")
     paths = ("/api/health/live", "/api/health/ready", "/api/status", "/api/status/add_sub")
@@ -168,6 +168,13 @@ def test_kept_connections_hear_that_the_server_exits_but_nothing_of_a_reload(
         client.close()
     assert server.process.wait(40) == 0
     wait_until(lambda: not server.pids(), what="the end of all processes")
+
+
+def ends(kept: RawClient) -> bool:
+    """Whether the answer to a request, which is right, is the last one of its connection."""
+    code, headers, _ = ask(kept, "/api/status/add_sub")
+    assert code == 200
+    return headers.get("connection") == "close"
 
 
 def accepts(server: Server) -> bool:
