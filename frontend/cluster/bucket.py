@@ -13,16 +13,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from datetime import datetime
+from typing import NamedTuple
 
 import msgspec
 from nats.aio.msg import Msg
 from nats.errors import Error
-from nats.js.api import KeyValueConfig, StorageType
-from nats.js.errors import APIError, BucketNotFoundError
+from nats.js.api import DeliverPolicy, KeyValueConfig, StorageType
+from nats.js.errors import APIError, BucketNotFoundError, NotFoundError
 from nats.js.kv import KeyValue
 
 from frontend.cluster.broker import Broker, readable
@@ -39,6 +41,8 @@ READ_EVERY_S = 60.0
 ROWS_S = 600.0
 TRY_AGAIN_S = 2.0
 TIMEOUT_S = 2.0
+VALUE_S = 20.0
+"""Longest time between two values while a whole bucket is read."""
 PAGE = 100_000
 """Subjects that brokers tell at a time."""
 _UNREADABLE, _UNWRITABLE = "the bucket of models cannot be read", "the bucket of models cannot be written"
@@ -96,28 +100,53 @@ async def making(
             wanted.set()
 
 
-async def entries_of(bucket: KeyValue) -> list[KeyValue.Entry]:
-    """All values of a bucket with their keys, without removed ones. Raises one of `LOST`.
+class Value(NamedTuple):
+    """A value of a bucket, or the mark of a removed value."""
 
-    The client library takes a bucket for empty where the brokers say that all values are sent, and none has come yet.
-    So fewer values than the brokers counted before are no answer, but a `TimeoutError`.
+    key: str
+    data: bytes
+    revision: int
+    operation: str | None
+    """One of `GONE` for a mark."""
+
+
+async def all_values(broker: Broker, bucket: str) -> AsyncGenerator[Value]:
+    """The last write of each key of a bucket, in the order of the writes.
+
+    Raises `NotFoundError` for a bucket that is not there, and one of `LOST`, also when the next value does not come
+    within `VALUE_S`.
+
+    NOTE: the client library's watcher takes a bucket for empty where the brokers have sent all values and none has come
+    yet. Its consumers stay for five minutes, and a stream has room for so many.
     """
-    found: list[KeyValue.Entry] = []
-    counted, came = (await bucket.status()).values, 0
-    watcher = await bucket.watchall()
+    stream, prefix = f"KV_{bucket}", f"$KV.{bucket}."
+    context = broker.client.jetstream(timeout=TIMEOUT_S)
+    if not (await context.stream_info(stream)).state.messages:
+        return
+    messages = asyncio.Queue[Msg]()
+    subscription = await context.subscribe(
+        f"{prefix}>",
+        stream=stream,
+        cb=messages.put,
+        ordered_consumer=True,
+        deliver_policy=DeliverPolicy.LAST_PER_SUBJECT,
+        inactive_threshold=VALUE_S,
+    )
     try:
-        async with asyncio.timeout(10 * TIMEOUT_S):
-            async for entry in watcher:
-                if entry is None:
-                    break
-                came += 1
-                if entry.operation not in GONE:
-                    found.append(entry)
+        left = 1
+        while left:
+            # PERF: a bucket of many values arrives faster than timers are made.
+            message = (
+                await asyncio.wait_for(messages.get(), VALUE_S) if messages.empty() else messages.get_nowait()
+            )
+            told = message.metadata
+            left = told.num_pending
+            operation = (message.headers or {}).get("KV-Operation")
+            key = message.subject.removeprefix(prefix)
+            yield Value(key, message.data, told.sequence.stream, operation)
     finally:
-        await watcher.stop()  # type: ignore[no-untyped-call]
-    if came < counted:
-        raise TimeoutError(f"{came} of {counted} values came")
-    return found
+        with contextlib.suppress(*LOST):
+            await subscription.unsubscribe()
 
 
 def _turn(key: str) -> tuple[bool, bool]:
@@ -257,14 +286,14 @@ class Follower:
         """Read the whole bucket once; returns whether that succeeded. A missing bucket leaves the known rows alone."""
         self._live, self._live_parts, rows = {}, {}, dict[str, Row]()
         try:
-            bucket = await self._broker.client.jetstream(timeout=TIMEOUT_S).key_value(self._names.models)
-            values = {entry.key: entry.value or b"" for entry in await entries_of(bucket)}
+            written = [value async for value in all_values(self._broker, self._names.models)]
+            values = {each.key: each.data for each in written if each.operation not in GONE}
             found = {key: value for key, value in values.items() if parts.is_part(key)}
             for key in values.keys() - found.keys():
                 row = self._readable(key, values[key], found) or self._rows.get(key)
                 if row is not None:
                     rows[key] = row
-        except BucketNotFoundError:
+        except NotFoundError:
             self._seldom.over(_UNREADABLE)
             return True
         except LOST as error:

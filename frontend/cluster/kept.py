@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Generic, TypeVar
 
 from nats.aio.msg import Msg
@@ -22,7 +22,7 @@ from nats.js.errors import APIError, BucketNotFoundError, KeyNotFoundError
 from nats.js.kv import KeyValue
 
 from frontend.cluster.broker import HEAD_NBYTES, Broker, readable
-from frontend.cluster.bucket import LOST, TIMEOUT_S, create, entries_of, reading
+from frontend.cluster.bucket import GONE, LOST, TIMEOUT_S, Value, all_values, create, reading
 from ipc.errors import StateFull
 from ipc.logs import Seldom
 
@@ -59,6 +59,10 @@ class Kept:
             return await self._broker.client.jetstream(timeout=TIMEOUT_S).key_value(self.name)
         except BucketNotFoundError:
             return None
+
+    def all_values(self) -> AsyncGenerator[Value]:
+        """See `frontend.cluster.bucket.all_values`."""
+        return all_values(self._broker, self.name)
 
     async def read(self, key: str) -> tuple[bytes | None, int]:
         """(value, revision) of a key; (None, revision) for one without a value, revision 0 for one that never was."""
@@ -205,8 +209,8 @@ class Followed(Generic[T]):
     async def _read_all(self, bucket: KeyValue) -> None:
         made_at = await _made_at(bucket)
         before = dict(self.revisions)
-        entries = await entries_of(bucket)
-        found = {entry.key: (entry.value or b"", entry.revision or 0) for entry in entries}
+        written = [value async for value in self._kept.all_values()]
+        found = {each.key: (each.data, each.revision) for each in written if each.operation not in GONE}
         if self._read_of not in (None, made_at):
             self.revisions, self._passed = dict.fromkeys(self.revisions, 0), {}
             before = dict(self.revisions)

@@ -26,6 +26,7 @@ import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Collection
+from contextlib import aclosing
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -36,7 +37,7 @@ from nats.js.client import JetStreamContext
 from nats.js.errors import APIError, NotFoundError
 
 from frontend.cluster.broker import HEAD_NBYTES, NO_BROKER, Broker, lasting
-from frontend.cluster.bucket import GONE, LOST, TIMEOUT_S, create, subjects_of
+from frontend.cluster.bucket import GONE, LOST, TIMEOUT_S, Value, all_values, create, subjects_of
 from frontend.cluster.copies import MARKS_S, Change, RowsCopy, Written
 from frontend.cluster.kept import OTHER_REVISION
 from frontend.cluster.parts import Parts, unreadable
@@ -68,8 +69,6 @@ ATTEMPT = "Penstock-Attempt"
 _NUMBER = re.compile(r"[0-9]{1,2}")
 LONG_S, AWAY_S = 0.5, 1.0
 """Brokers that were waited for in vain for so long are away for so long: whoever asks meanwhile waits no more."""
-READ_S = 30.0
-"""Longest time between two values while a whole bucket is read."""
 
 
 class SharedRows:
@@ -337,24 +336,23 @@ class SharedRows:
                 )
             except NotFoundError:
                 return None
+            key = (found.subject or "").removeprefix(f"$KV.{self._bucket}.")
             operation = (found.headers or {}).get("KV-Operation")
-            message = await self._message(found.seq or 0, found.subject or "", found.data or b"", operation)
+            message = await self._message(Value(key, found.data or b"", found.seq or 0, operation))
             if message is not None:
                 return message
         raise StoreAway(errno.EBUSY, f"too many others change {self._bucket}")
 
-    async def _message(
-        self, revision: int, subject: str, data: bytes, operation: str | None
-    ) -> Written | None:
+    async def _message(self, value: Value) -> Written | None:
         """A write as the copy takes it in. What cannot be read is a row that is gone.
 
         None for a write that another one has replaced meanwhile, whose parts went; `_least` tells of the other one.
         """
-        key = subject.removeprefix(f"$KV.{self._bucket}.")
-        if operation in GONE:
+        key, revision = value.key, value.revision
+        if value.operation in GONE:
             return Written(revision, key)
         try:
-            row = read_row(data)
+            row = read_row(value.data)
             if row.large is None:
                 return Written(revision, key, row.table, row.values)
             if row.large.nbytes > self._most_nbytes:
@@ -362,7 +360,7 @@ class SharedRows:
             values = read_values(await self._parts.read(row.large))
             return Written(revision, key, row.table, values, row.large.name)
         except FileNotFoundError as error:
-            newest = await self._newest(subject)
+            newest = await self._newest(f"$KV.{self._bucket}.{key}")
             if newest > revision:
                 self._least = max(self._least, newest)
                 return None
@@ -380,28 +378,17 @@ class SharedRows:
 
     async def _read_all(self) -> None:
         """Take in the whole bucket."""
-        bucket = await self._stream().key_value(self._bucket)
-        watcher = await bucket.watchall()
         batch, nbytes = list[Written](), 0
-        try:
-            async with asyncio.timeout(READ_S) as limit:
-                async for entry in watcher:
-                    if entry is None:
-                        break
-                    limit.reschedule(asyncio.get_running_loop().time() + READ_S)
-                    subject = f"$KV.{self._bucket}.{entry.key}"
-                    value = entry.value or b""
-                    message = await self._message(entry.revision or 0, subject, value, entry.operation)
-                    if message is not None:
-                        batch.append(message)
-                        nbytes += sum(
-                            len(each) for each in message.values or () if isinstance(each, str | bytes)
-                        )
-                    if len(batch) >= BATCH or nbytes > BATCH_NBYTES:
-                        await self._take(batch)
-                        batch, nbytes = [], 0
-        finally:
-            await watcher.stop()  # type: ignore[no-untyped-call]
+        async with aclosing(all_values(self._broker, self._bucket)) as values:
+            async for each in values:
+                message = await self._message(each)
+                if message is None:
+                    continue
+                batch.append(message)
+                nbytes += sum(len(value) for value in message.values or () if isinstance(value, str | bytes))
+                if len(batch) >= BATCH or nbytes > BATCH_NBYTES:
+                    await self._take(batch)
+                    batch, nbytes = [], 0
         await self._take(batch)
 
     async def compare(self) -> None:

@@ -29,13 +29,13 @@ class Stream:
 
 
 class Streams:
-    """All streams. `up` tells whether clients reach the brokers; `on_publish` sees each message before its time."""
+    """All streams. `on_publish` sees each message before its time; consumers lack the last `lag` messages."""
 
     def __init__(self) -> None:
         self.by_name: dict[str, Stream] = {}
         self.clients: list[StreamClient] = []
         self.max_payload = 1 << 20
-        self.requests = 0
+        self.requests = self.lag = 0
         self.on_publish: Callable[[str, bytes], None] = lambda subject, data: None
         self._days = itertools.count(1)
 
@@ -149,46 +149,31 @@ class _JetStream:
             raise APIError(code=400, description="no message found", err_code=10057)
         del stream.messages[found[0]]
 
-    async def key_value(self, bucket: str) -> _KeyValue:
+    async def subscribe(self, subject: str, *, stream: str, cb: Callable[[Any], Any], **_: Any) -> Any:
+        """An ordered consumer that delivers all messages of a stream."""
         streams = await self._streams()
-        if f"KV_{bucket}" not in streams.by_name:
+        messages = streams.stream(stream).messages
+        rows = sorted((each[0], key, each) for key, each in messages.items())[: len(messages) - streams.lag]
+        for left, (_number, key, (revision, data, headers)) in zip(
+            reversed(range(len(rows))), rows, strict=True
+        ):
+            sequence = SimpleNamespace(stream=revision)
+            told = SimpleNamespace(num_pending=left, sequence=sequence)
+            await cb(SimpleNamespace(subject=key, data=data, headers=headers, metadata=told))
+        return _Subscription()
+
+    async def key_value(self, bucket: str) -> None:
+        """Whether a bucket is there."""
+        if f"KV_{bucket}" not in (await self._streams()).by_name:
             raise BucketNotFoundError
-        return _KeyValue(streams.by_name[f"KV_{bucket}"], f"$KV.{bucket}.")
 
     async def create_key_value(self, config: Any) -> None:
         (await self._streams()).create(config.bucket)
 
 
-class _KeyValue:
-    def __init__(self, stream: Stream, prefix: str) -> None:
-        self._stream, self._prefix = stream, prefix
-
-    async def watchall(self) -> _Watcher:
-        rows = sorted((each[0], key, each) for key, each in self._stream.messages.items())
-        return _Watcher(
-            [
-                SimpleNamespace(
-                    key=key.removeprefix(self._prefix),
-                    value=data,
-                    revision=revision,
-                    operation=headers.get("KV-Operation"),
-                )
-                for _, key, (revision, data, headers) in rows
-            ]
-        )
-
-
-class _Watcher:
-    def __init__(self, entries: list[Any]) -> None:
-        self._entries = entries
-
-    async def __aiter__(self) -> Any:
-        for entry in [*self._entries, None]:
-            await asyncio.sleep(0)
-            yield entry
-
-    async def stop(self) -> None:
-        self._entries = []
+class _Subscription:
+    async def unsubscribe(self) -> None:
+        """All was delivered."""
 
 
 class StreamClient:

@@ -132,7 +132,7 @@ def test_rows_that_are_larger_than_a_message_arrive_and_change_and_go(tmp_path: 
             await eventually(has_all, "the rows")
             late = Watcher(url)
             await late.start()
-            assert await late.follower._read_all()
+            await eventually(late.follower._read_all, "a reading of the bucket")
             assert late.rows == rows_with(told)
             await late.end.close()
         assert not any(is_part(key) for key in await keys(box)), "parts go with their row"

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from nats.js.errors import KeyWrongLastSequenceError
-from nats.js.kv import KeyValue
 
 from frontend.cluster.broker import Broker
+from frontend.cluster.bucket import Value
 from frontend.cluster.kept import Followed, Kept
 from ipc.errors import ProtocolError, StateFull
 from ipc.settings import Cluster
@@ -162,14 +161,14 @@ def test_a_value_that_is_written_while_the_bucket_is_read_stays(
         assert one.task is not None
         one.task.cancel()
         one.followed._begin()
-        stop = KeyValue.KeyWatcher.stop
+        read = one.kept.all_values
 
-        async def write_and_stop(watcher: Any) -> None:
-            monkeypatch.setattr(KeyValue.KeyWatcher, "stop", stop)
+        async def read_and_write() -> AsyncGenerator[Value]:
+            async for value in read():
+                yield value
             one.followed.take("b", b"y", await one.kept.write("b", b"y", 0))
-            await stop(watcher)
 
-        monkeypatch.setattr(KeyValue.KeyWatcher, "stop", write_and_stop)
+        monkeypatch.setattr(one.kept, "all_values", read_and_write)
         assert await one.followed._look()
         assert one.told[-1] == one.followed.values == {"a": "x", "b": "y"}
 

@@ -573,7 +573,7 @@ def test_a_bucket_that_is_read_for_long_is_read_as_long_as_values_come(
 
         async def slowly(*of: Any) -> Any:
             nonlocal passed
-            passed += rows.READ_S * 0.5
+            passed += bucket.VALUE_S * 0.5
             await asyncio.sleep(0)
             return await message(*of)
 
@@ -585,16 +585,12 @@ def test_a_bucket_that_is_read_for_long_is_read_as_long_as_values_come(
 
 
 def test_writes_that_the_broker_which_reads_out_does_not_have_yet_are_asked_for(
-    near: Gateway, far: Gateway, monkeypatch: pytest.MonkeyPatch
+    near: Gateway, far: Gateway, streams: Streams
 ) -> None:
-    class Late(fake._Watcher):
-        def __init__(self, entries: list[Any]) -> None:
-            super().__init__(entries[:-2])
-
     async def act() -> None:
         for number in range(rows.FEW + 8):
             await near.put(f"{number:03}", number)
-        monkeypatch.setattr(fake, "_Watcher", Late)
+        streams.lag = 2
         assert len(await far.ids()) == rows.FEW + 8
 
     run(act())
