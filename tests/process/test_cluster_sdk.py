@@ -6,7 +6,6 @@ The client comes by `pip install sie-sdk`, for Python 3.12 and later, in an envi
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import time
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.conformance.required_tool import named_python
 from tests.fakes.adapter import vector_of
 from tests.harness.broker import Broker
 from tests.harness.cluster import box, gateway, serves
@@ -75,9 +75,7 @@ def near(tmp_path_factory: pytest.TempPathFactory, one_broker: Broker) -> Iterat
 @pytest.fixture(scope="module")
 def told(near: Server) -> Any:
     """What the client got."""
-    python = os.environ.get("TEST_SIE_PYTHON", "")
-    if not python:
-        pytest.skip("TEST_SIE_PYTHON names no Python with the package sie-sdk")
+    python = named_python("TEST_SIE_PYTHON", "sie-sdk")
     done = subprocess.run(
         [python, "-c", PLAY, near.url], capture_output=True, text=True, check=False, timeout=120
     )

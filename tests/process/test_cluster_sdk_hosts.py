@@ -2,13 +2,12 @@
 
 The old line waits for a 202 and for any 503, the new one reads codes. `pip install sie-sdk` gives the new line, in an
 environment that `TEST_SIE_PYTHON` names, and `pip install 'sie-sdk<0.4'` the old one, in that of `TEST_SIE_OLD_PYTHON`.
-Both are for Python 3.12 and later. `test_cluster_sdk.py` asks one gateway over one box in the default suite.
+Both are for Python 3.12 and later; `.ci/run` installs both. `test_cluster_sdk.py` asks one gateway over one box.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from tests.conformance.required_tool import named_python
 from tests.fakes.adapter import vector_of
 from tests.fakes.kinds import KINDS
 from tests.harness.broker import Broker
@@ -24,11 +24,16 @@ from tests.harness.cluster import box, gateway, gateway_over, in_flight, living
 from tests.harness.relay import relay
 from tests.harness.server import FAKE_CATALOG, Server, wait_until
 
-pytestmark = pytest.mark.long
-
 BOXES = {"a", "b", "c"}
 MODELS = ("fake/echo", "fake/score", "fake/extract")
-LINES = {"old": "TEST_SIE_OLD_PYTHON", "new": "TEST_SIE_PYTHON"}
+LINES = {"old": ("TEST_SIE_OLD_PYTHON", "sie-sdk<0.4"), "new": ("TEST_SIE_PYTHON", "sie-sdk")}
+CLIENTS = (
+    ("old", "sync"),
+    pytest.param(("old", "async"), marks=pytest.mark.long),
+    pytest.param(("new", "sync"), marks=pytest.mark.long),
+    ("new", "async"),
+)
+"""Lines and kinds of clients: the default suite has each line and each kind once."""
 FACADE = """
 import asyncio, inspect, json, sys
 import httpx
@@ -142,6 +147,13 @@ class Stage(NamedTuple):
     urls: list[str]
 
 
+class Client(NamedTuple):
+    """The interpreter that has a line of the client, and the kind of its calls: `sync` or `async`."""
+
+    python: str
+    kind: str
+
+
 def catalog(place: Path) -> str:
     """Directories of a catalog that also extracts."""
     more = place / "more"
@@ -172,21 +184,17 @@ def stage(place: Path, one_broker: Broker) -> Iterator[Stage]:
         yield Stage(one, two, urls)
 
 
-def python_of(line: str) -> str:
-    """The interpreter that has this line of the client; without one the test is skipped."""
-    found = os.environ.get(LINES[line], "")
-    if not found:
-        pytest.skip(f"{LINES[line]} names no Python with the {line} line of sie-sdk")
-    return found
-
-
-@pytest.fixture(
-    scope="module", params=[(line, kind) for line in LINES for kind in ("sync", "async")], ids=str
-)
-def told(stage: Stage, request: pytest.FixtureRequest) -> Any:
-    """What a client got."""
+@pytest.fixture(scope="module", params=CLIENTS, ids="-".join)
+def client(request: pytest.FixtureRequest) -> Client:
+    """A client of each line and kind; the test is skipped before anything starts where the line is not there."""
     line, kind = request.param
-    command = [python_of(line), "-c", PLAY, kind, stage.one.url, stage.two.url]
+    return Client(named_python(*LINES[line]), kind)
+
+
+@pytest.fixture(scope="module")
+def told(client: Client, stage: Stage) -> Any:
+    """What a client got."""
+    command = [client.python, "-c", PLAY, client.kind, stage.one.url, stage.two.url]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -226,32 +234,31 @@ def test_a_pool_of_one_gateway_is_used_renewed_and_removed_at_the_other(told: An
     assert found["unknown"]["code"] == "MODEL_NOT_FOUND" and "no/such" in found["unknown"]["text"]
 
 
-@pytest.mark.parametrize("kind", ["sync", "async"])
-@pytest.mark.parametrize("line", LINES)
+@pytest.mark.long
 def test_a_client_behind_a_balancer_goes_on_when_its_gateway_is_killed(
-    stage: Stage, place: Path, line: str, kind: str
+    client: Client, stage: Stage, tmp_path: Path
 ) -> None:
-    python, hold = python_of(line), place / f"hold-{line}-{kind}"
+    hold = tmp_path / "hold"
     hold.touch()
     text = f"#hold {hold} x"
     with (
-        gateway(place / f"mortal-{line}-{kind}", stage.urls) as mortal,
+        gateway(tmp_path / "mortal", stage.urls) as mortal,
         relay(mortal.port, stage.two.port) as front,
     ):
         wait_until(lambda: living(mortal) == BOXES, what="all boxes")
         with subprocess.Popen(
-            [python, "-c", HELD, kind, f"http://127.0.0.1:{front.port}", text],
+            [client.python, "-c", HELD, client.kind, f"http://127.0.0.1:{front.port}", text],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-        ) as client:
+        ) as process:
             wait_until(lambda: in_flight(mortal) == 1, what="the request at the first gateway")
             mortal.kill_all_processes()
             # The client asks again by itself, and the balancer brings the request to the gateway that lives.
             wait_until(lambda: in_flight(stage.two) == 1, what="the request at the other gateway")
             hold.unlink()
-            out, error = client.communicate(timeout=120)
-        assert client.returncode == 0, error
+            out, error = process.communicate(timeout=120)
+        assert process.returncode == 0, error
         found, more = json.loads(out)
         np.testing.assert_allclose(found, vector_of(text, 16), atol=1e-6)
         for number, vector in enumerate(more):

@@ -20,7 +20,7 @@ import pytest
 from frontend.agent.host import ToolHost
 from ipc.errors import SandboxFailed
 from ipc.wire.tools import RemoteCall, RemoteResult
-from tests.conformance.required_tool import required_tool
+from tests.conformance.required_tool import named_python, required_tool
 from tests.fakes import mcp_program
 from tests.fakes.mcp_servers import PROGRAM
 from tests.fakes.tool_host import until
@@ -200,9 +200,7 @@ def test_the_port_of_mcp_runs_chat_with_tools_of_the_server_and_nothing_else(
 
 def test_the_client_of_the_package_talks_to_the_port(server: Server, port: int) -> None:
     """The client comes by `pip install mcp`, in an environment of its own that `TEST_MCP_PYTHON` names."""
-    python = os.environ.get("TEST_MCP_PYTHON", "")
-    if not python:
-        pytest.skip("TEST_MCP_PYTHON names no Python with the package mcp")
+    python = named_python("TEST_MCP_PYTHON", "mcp")
     url = f"http://127.0.0.1:{port}/mcp"
     run = subprocess.run(
         [python, "-c", CLIENT, url], capture_output=True, text=True, timeout=120, check=False
