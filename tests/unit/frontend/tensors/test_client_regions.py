@@ -26,6 +26,7 @@ from ipc.settings import Settings, load
 from ipc.store.regions import RegionTable
 from ipc.store.store import Store
 from ipc.wire.messages import Region
+from tests.conformance.required_tool import required_tool
 
 T = TypeVar("T")
 SIZE = 4096
@@ -39,6 +40,22 @@ from ipc.store.store import Store
 with RegionTable(Store(RunPaths(Path(sys.argv[1]), "t")), 10).holding(["r"]):
     print("holds", flush=True)
     signal.pause()
+"""
+REGISTERS = """
+import asyncio, sys
+from pathlib import Path
+from frontend.tensors.regions import ClientRegions
+from ipc.errors import InvalidInput
+from ipc.settings import load
+from ipc.store.store import Store
+settings = load(None, {"run.dir": sys.argv[1], "shared_memory.enabled": "true"}, {})
+regions = ClientRegions(settings, Store(settings.paths), Path(sys.argv[2]))
+for key in ("client_a", "client_mine"):
+    try:
+        asyncio.run(regions.register_system(key, key, 0, 1))
+        print("registered", key)
+    except InvalidInput as error:
+        print(error.message)
 """
 
 
@@ -140,10 +157,16 @@ def test_what_may_not_be_registered_is_refused_and_leaves_no_row(
     assert regions.status(None) == []
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
-def test_an_object_that_the_server_may_not_write_is_refused(regions: ClientRegions) -> None:
-    with pytest.raises(InvalidInput, match="Unable to open shared memory region: 'client_mine'"):
-        run(regions.register_system("in", "client_mine", 0, 1))
+def test_an_object_that_the_server_may_not_write_is_refused(tmp_path: Path, objects: Path) -> None:
+    """A server of root runs without the capability to write any file."""
+    command = [sys.executable, "-c", REGISTERS, str(settings_of(tmp_path).paths.root), str(objects)]
+    if os.geteuid() == 0:
+        drop = (f"--{kind}=-dac_override,-dac_read_search" for kind in ("inh-caps", "bounding-set"))
+        command = [required_tool("setpriv"), *drop, *command]
+    told = subprocess.run(command, cwd=TOP, stdout=subprocess.PIPE, text=True, check=True).stdout
+    may, may_not = told.splitlines()
+    assert may == "registered client_a"
+    assert may_not.startswith("Unable to open shared memory region: 'client_mine'; ")
 
 
 def test_without_a_prefix_only_our_own_names_are_refused(tmp_path: Path, objects: Path) -> None:
