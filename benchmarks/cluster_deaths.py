@@ -248,7 +248,7 @@ def _rate(server: Server, boxes: Sequence[Box]) -> Rate:
             response = connection.getresponse()
             body = response.read()
             if response.status == 503:
-                # A box that knows the pace of one short text alone refuses a part of the first burst.
+                # The first burst may be more than the bound of a box that has yet to run a full batch.
                 time.sleep(REFUSED_S)
                 continue
             assert response.status == 200, body

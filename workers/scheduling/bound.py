@@ -6,7 +6,8 @@
    request may overshoot the bound, but never a second one. Callers and models below their part get in beyond
    (`ipc.shares`).
 3. Batches that take longer than the bound would leave the device without work between them. So tokens of one full batch
-   never count as more than the bound. A model that has not run yet counts by `FIRST_TOKENS_PER_S`.
+   never count as more than the bound. A model that has not run yet counts by `FIRST_TOKENS_PER_S`, and so does a model
+   that ran alone only, as far as what ran allows (`Pace`).
 4. Sessions divide the room: a session may use all that the others do not use, and has its equal part when they do.
 
 How fast the device works is known by model (`Paces`), for the bound and the turns of the queue, and in all for people
@@ -80,7 +81,10 @@ class Pace:
     """Device time of the batches of one model: `batch_s` for a batch, `token_s` for each token of it.
 
     `per_token_s` is the time for a token where batches are as full as they are under load, with `full_tokens`: fewer
-    than the budget where items, turns or options bound a batch, and 0 before a batch was full.
+    than the budget where items, turns or options bound a batch, and 0 before a batch was full. Until then the batches
+    that ran only give bounds: a full batch takes at least as long as they did and holds at most the budget, and is
+    `EXTRAPOLATED` times as large as they were, or more. Between the bounds `FIRST_TOKENS_PER_S` decides: a lone short
+    text says nothing about a burst of long ones.
     """
 
     def __init__(self) -> None:
@@ -88,8 +92,11 @@ class Pace:
         self._weight = self._tokens = self._seconds = self._squares = self._products = 0.0
         self._full_weight = 0.0
 
-    def record(self, tokens: int, seconds: float, full: bool = False) -> None:
-        """A batch of `tokens` took `seconds` of device time. `full`: work that could not join it was left waiting."""
+    def record(self, tokens: int, seconds: float, full: bool = False, budget: float = math.inf) -> None:
+        """A batch of `tokens` took `seconds` of device time, of a model whose batches hold `budget` tokens at most.
+
+        `full`: work that could not join the batch was left waiting.
+        """
         if seconds < MOMENT_S or tokens <= 0:
             return
         if self._weight:
@@ -104,7 +111,7 @@ class Pace:
         self._seconds += weight * seconds
         self._squares += weight * tokens * tokens
         self._products += weight * tokens * seconds
-        self._fit()
+        self._fit(budget)
 
     def _forget(self, rest: float) -> None:
         self._weight *= rest
@@ -113,7 +120,7 @@ class Pace:
         self._squares *= rest
         self._products *= rest
 
-    def _fit(self) -> None:
+    def _fit(self, budget: float) -> None:
         tokens, seconds = self._tokens / self._weight, self._seconds / self._weight
         spread = self._squares / self._weight - tokens * tokens
         self.token_s = seconds / tokens
@@ -122,6 +129,9 @@ class Pace:
             self.token_s = min(self.token_s, max(0.0, slope))
         self.batch_s = seconds - self.token_s * tokens
         self.per_token_s = self.token_s + self.batch_s / (self.full_tokens or EXTRAPOLATED * tokens)
+        if not self.full_tokens:
+            least = seconds / max(budget, tokens)
+            self.per_token_s = min(self.per_token_s, max(least, 1 / FIRST_TOKENS_PER_S))
 
     def seconds_for(self, tokens: int) -> float:
         """Predicted device time of one batch."""
@@ -131,12 +141,14 @@ class Pace:
 class Paces:
     """The pace of each model, by its name."""
 
-    def __init__(self) -> None:
+    def __init__(self, full_of: Callable[[str], float] = lambda model: math.inf) -> None:
+        """`full_of` gives the tokens of a full batch of a model."""
+        self._full_of = full_of
         self._paces: defaultdict[str, Pace] = defaultdict(Pace)
 
     def record(self, model: str, tokens: int, seconds: float, full: bool = False) -> None:
         """See `Pace.record`."""
-        self._paces[model].record(tokens, seconds, full)
+        self._paces[model].record(tokens, seconds, full, self._full_of(model))
 
     def per_token_s(self, model: str) -> float:
         """Seconds for a token in full batches; 0 for a model that has not run yet."""

@@ -72,7 +72,8 @@ class WorkQueue:
         self._unseen = 0
         """Jobs that the gathering thread has put without waking the device."""
         self.rate = DrainRate()
-        self.paces = Paces()
+        full_of = full_of or (lambda model: batch_tokens)
+        self.paces = Paces(full_of)
         self._bound = Bound(settings.queue, self.paces, batch_tokens, full_of)
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from itertools import count
@@ -11,13 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ipc.errors import QueueFull
-from ipc.settings import Queue
+from ipc.settings import Queue, Settings
 from ipc.shares import MODELS_MOST
 from tests.fakes.jobs import Plain, make_job
 from workers.adapters.base import Prepared
 from workers.scheduling import bound as bounds
 from workers.scheduling.bound import Bound, Paces
 from workers.scheduling.job import Batch, Job, Piece
+from workers.scheduling.queue import WorkQueue
 
 FULL = 100
 PACES = {"m": 0.01, "slow": 0.2, "fast": 0.0001}
@@ -163,6 +165,27 @@ def test_a_model_that_has_not_run_counts_by_a_usual_pace_and_has_a_full_batch_in
     small = Bound(Queue(), Paces(), FULL, lambda model: 16)
     assert len(fill(small)) == usual, "a batch of one row is no bound of one request"
     assert len(fill(bound_of({}, batch_tokens=40_000))) == 4000
+
+
+def test_a_burst_of_long_texts_is_let_in_after_one_short_text_as_if_nothing_had_run() -> None:
+    queue = WorkQueue(Settings(), 256)
+    text = job(188)
+    for _ in range(3):
+        alone = run(queue._bound, job(2))
+        alone.seconds = 0.02
+        queue.ran(alone, 2)
+    held = fill(queue._bound, cost=188)
+    assert len(held) == math.ceil(2.0 * bounds.FIRST_TOKENS_PER_S / 188)
+    with pytest.raises(QueueFull) as caught:
+        queue.admit(text)
+    assert caught.value.retry_after_s == 3.0
+    first = run(queue._bound, held[0])
+    first.seconds, first.full = 2.0, True
+    queue.ran(first, 188)
+    for one in held[3:]:
+        queue.settle(one)
+    with pytest.raises(QueueFull):
+        queue.admit(text)
 
 
 def test_the_floor_may_be_set() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from workers.scheduling.bound import EXTRAPOLATED, MOMENT_S, DrainRate, Pace, Paces
+from workers.scheduling.bound import EXTRAPOLATED, FIRST_TOKENS_PER_S, MOMENT_S, DrainRate, Pace, Paces
 
 BATCH_S, TOKEN_S = 0.02, 0.0001
 FULL = 2048
@@ -21,7 +21,7 @@ def test_lone_queries_and_a_few_full_batches_tell_the_time_of_a_batch_apart_from
     pace = Pace()
     for _ in range(200):
         pace.record(16, seconds(16))
-    assert pace.per_token_s == pytest.approx(seconds(16) / 16), "equal sizes do not tell them apart"
+    assert pace.seconds_for(16) == pytest.approx(seconds(16)), "equal sizes do not tell them apart"
     for tokens in (640, FULL, FULL):
         pace.record(tokens, seconds(tokens), full=tokens == FULL)
     assert pace.seconds_for(500) == pytest.approx(seconds(500))
@@ -40,6 +40,20 @@ def test_before_a_batch_was_full_the_time_of_a_batch_is_spread_over_few_times_wh
     for tokens in (10, 20, 30):
         pace.record(tokens, BATCH_S)
     assert pace.per_token_s >= BATCH_S / 30 / EXTRAPOLATED
+
+
+def test_one_short_text_says_nothing_of_full_batches_and_one_that_nearly_fills_a_batch_does() -> None:
+    pace, heavy, fast = Pace(), Pace(), Pace()
+    pace.record(2, seconds(2), budget=FULL)
+    assert pace.per_token_s == pytest.approx(1 / FIRST_TOKENS_PER_S)
+    heavy.record(FULL // 2, 10.0, budget=FULL)
+    assert heavy.per_token_s == pytest.approx(10.0 / FULL), "a full batch takes at least as long"
+    fast.record(1000, 0.01, budget=FULL)
+    assert fast.per_token_s == pytest.approx(0.01 / 1000), "what is fast alone is fast in full batches"
+    for slow in (pace, heavy):
+        slow.record(100, 10.0)
+        slow.record(100, 10.0, full=True)
+        assert slow.per_token_s > 4 / FIRST_TOKENS_PER_S
 
 
 @pytest.mark.parametrize(("batch_s", "most"), [(0.4, 12), (0.01, 500), (10.0, 6)])
@@ -87,7 +101,7 @@ def test_whatever_ran_the_pace_is_finite_and_nothing_takes_less_than_no_time(
 def test_a_model_that_has_not_run_has_no_pace() -> None:
     paces = Paces()
     assert paces.per_token_s("m") == paces.tokens_per_s("m") == paces.seconds_for("m", 100) == 0.0
-    paces.record("m", 1000, 0.5)
+    paces.record("m", 1000, 0.5, full=True)
     assert paces.tokens_per_s("m") == pytest.approx(2000) and paces.models() == ["m"]
 
 
