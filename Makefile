@@ -68,7 +68,7 @@ run-chat: $(STAMP)run ## start a server of the small chat model alone
 test: $(STAMP)dev ## run the default test suite (no GPU, no hub; about 6 to 11 minutes on two cores)
 	$(PYTEST) $(SPREAD) $(addprefix --ignore=,$(PAGES)) $(PARTS) $(ARGS) $(NONE_IS_FINE)
 
-test-fast: $(STAMP)dev ## run the unit tests that run no model, with few drawn examples (about three minutes; starts no server)
+test-fast: $(STAMP)dev ## run the unit tests that run no model, with few drawn examples (under two minutes; starts no server)
 	$(PYTEST) -n 2 --dist loadgroup --no-loadscope-reorder --hypothesis-profile=fast $(addprefix --ignore=,$(SLOW) $(PAGES)) tests/unit \
 	$(ARGS) $(NONE_IS_FINE)
 
