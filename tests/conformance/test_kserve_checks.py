@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
 from ipc.protos import kserve_v2_pb2 as pb
-from tests.conformance.kserve import ADD_SUB, A, json_pair, post, tensor
+from tests.conformance.kserve import ADD_SUB, A, Outcome, json_pair, post, tensor
 from tests.conformance.kserve_limits import LATE
 from tests.conformance.kserve_rows import GOOD, INVALID, ONE, ROWS, message, side
+from tests.fakes.holding import holding
 from tests.harness.cluster import ways_to
 from tests.harness.rpc import Rpc, address_of, failure_of, trailers_of
 from tests.harness.server import PATIENCE_S, Server, wait_until
@@ -57,35 +59,59 @@ def slow_json(ms: float, **more: Any) -> dict[str, Any]:
     return {"inputs": [{"name": "INPUT", "shape": [1, 1], "datatype": "FP32", "data": [ms]}], **more}
 
 
-def hurried(ms: float, timeout_ms: int) -> pb.ModelInferRequest:
-    """A request that takes so long and wants to wait no longer than that."""
-    made = slow(ms)
-    made.parameters["timeout"].int64_param = timeout_ms * 1000
-    return made
+def with_parameters(request_: pb.ModelInferRequest, **values: Any) -> pb.ModelInferRequest:
+    """The request with parameters: texts, and whole numbers."""
+    for name, value in values.items():
+        setattr(request_.parameters[name], "string_param" if isinstance(value, str) else "int64_param", value)
+    return request_
 
 
-def test_a_timeout_ends_the_wait_for_a_busy_device(server: Server, rpc: Rpc) -> None:
-    def over_both() -> tuple[Any, Any]:
-        """What is told to those that come while the device is busy; None to those that were just in time."""
-        busy = rpc.start("ModelInfer", slow(1500))
-        call = rpc.start("ModelInfer", hurried(1, 100))
-        answer = post(server, "/v2/models/slow/infer", slow_json(1, parameters={"timeout": 100_000}))
-        assert busy.exception() is None, "it had begun"
-        return call.exception(), answer if answer.status != 200 else None
+def in_json(server: Server, **parameters: Any) -> Callable[[], Outcome]:
+    """A short request of the slow model over HTTP, which waits for its answer."""
+    return lambda: post(server, "/v2/models/slow/infer", slow_json(1, parameters=parameters))
 
-    error, answer = wait_until(lambda: all(found := over_both()) and found, what="a busy device")
+
+def in_grpc(rpc: Rpc, **parameters: Any) -> Callable[[], grpc.RpcError | None]:
+    """The same over gRPC. Returns the error."""
+    return lambda: rpc.start("ModelInfer", with_parameters(slow(1), **parameters)).exception()
+
+
+def begun(hold: Path) -> bool:
+    """Whether the program waits for the end of the file."""
+    return hold.with_suffix(".begun").exists()
+
+
+def test_a_timeout_ends_the_wait_for_a_busy_device(server: Server, rpc: Rpc, tmp_path: Path) -> None:
+    with holding(tmp_path) as hold:
+        busy = rpc.start("ModelInfer", with_parameters(slow(1), hold=str(hold)))
+        wait_until(lambda: begun(hold), what="a busy device")
+        error, answer = in_grpc(rpc, timeout=100_000)(), in_json(server, timeout=100_000)()
+    assert busy.exception() is None, "it had begun"
+    assert error is not None
     assert (error.code().name, error.details()) == ("UNAVAILABLE", "Request timeout expired")
     assert int(trailers_of(error)["retry-after"]) >= 1
     assert (answer.status, answer.error) == (503, "Request timeout expired")
     assert int(answer.answer.headers["retry-after"]) >= 1
 
 
-def test_a_timeout_does_not_end_what_runs(server: Server, rpc: Rpc) -> None:
-    def answered() -> bool:
-        posted = post(server, "/v2/models/slow/infer", slow_json(1500, parameters={"timeout": 1_000_000}))
-        return rpc.start("ModelInfer", hurried(1500, 1000)).exception() is None and posted.status == 200
+@pytest.mark.parametrize("form", ["json", "grpc"])
+def test_a_timeout_does_not_end_what_runs(server: Server, rpc: Rpc, tmp_path: Path, form: str) -> None:
+    """The request is sent anew where a busy machine begins it too late."""
+    timeout_s = 0.5
+    with ThreadPoolExecutor(1) as pool, holding(tmp_path) as hold:
+        parameters = {"hold": str(hold), "timeout": int(timeout_s * 1e6)}
+        send = in_json(server, **parameters) if form == "json" else in_grpc(rpc, **parameters)
 
-    wait_until(answered, what="a device that begins both in time")
+        def running() -> Future[Any] | None:
+            sent = pool.submit(send)
+            wait_until(lambda: begun(hold) or sent.done(), what="a beginning, or the end of the timeout")
+            return None if sent.done() else sent
+
+        sent = wait_until(running, what="a device that begins in time")
+        assert not wait([sent], 2 * timeout_s).done, "it ended while it ran"
+        hold.unlink()
+        answer = sent.result()
+    assert answer is None if form == "grpc" else answer.status == 200
 
 
 def test_the_deadline_of_a_client_ends_what_runs(server: Server, rpc: Rpc) -> None:
@@ -97,10 +123,17 @@ def test_the_deadline_of_a_client_ends_what_runs(server: Server, rpc: Rpc) -> No
     )
 
 
-def test_a_full_queue(server: Server, rpc: Rpc) -> None:
-    with ThreadPoolExecutor(24) as pool:
-        found = list(pool.map(lambda _: post(server, "/v2/models/slow/infer", slow_json(300)), range(12)))
-        calls = [rpc.start("ModelInfer", slow(300)) for _ in range(12)]
+def test_a_full_queue(server: Server, rpc: Rpc, tmp_path: Path) -> None:
+    """Nothing leaves the queue before both protocols have refused something."""
+    with ThreadPoolExecutor(12) as pool, holding(tmp_path) as hold:
+        busy = rpc.start("ModelInfer", with_parameters(slow(1), hold=str(hold)))
+        wait_until(lambda: begun(hold), what="a busy device")
+        posted = [pool.submit(in_json(server)) for _ in range(12)]
+        assert wait(posted, PATIENCE_S, FIRST_COMPLETED).done, "all have room"
+        calls = [rpc.start("ModelInfer", slow(1)) for _ in range(12)]
+        wait_until(lambda: any(call.done() for call in calls), what="a refusal over gRPC")
+    assert busy.exception() is None
+    found = [one.result() for one in posted]
     refused = [one for one in found if one.status != 200]
     assert refused and len(refused) < 12
     for one in refused:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,8 @@ from google.protobuf import text_format
 from ipc.protos import trtis_v1_pb2 as pb
 from tests.conformance.trtis import MODELS, infer
 from tests.conformance.trtis_transports import Stub
-from tests.harness.server import PATIENCE_S, Server
+from tests.fakes.holding import holding
+from tests.harness.server import PATIENCE_S, Server, wait_until
 
 A = np.arange(16, dtype="<i4")
 B = np.full(16, 3, dtype="<i4")
@@ -146,9 +148,9 @@ def test_many_tiny_streams_leave_nothing_behind(server: Server, stub: Stub) -> N
 
 
 def test_a_timeout_that_passes_in_the_queue_is_unavailable_and_says_when_to_come_again(
-    server: Server, stub: Stub
+    server: Server, stub: Stub, tmp_path: Path
 ) -> None:
-    late = slow(2, 401, timeout_us=100_000)
+    late = slow(2, 1, timeout_us=100_000)
     rpc = stub.rpc("Infer", late, pb.InferResponse)
 
     def called() -> tuple[pb.RequestStatus, str | None]:
@@ -161,13 +163,14 @@ def test_a_timeout_that_passes_in_the_queue_is_unavailable_and_says_when_to_come
         found = infer(server, "slow", line, late.raw_input[0])
         return found.status, found.answer.headers.get("retry-after")
 
-    with ThreadPoolExecutor(16) as threads:
-        busy = [threads.submit(stub.infer, slow(1, 400)) for _ in range(8)]
-        waiting = [threads.submit(ask) for ask in (called, posted) for _ in range(4)]
-        told = [one.result() for one in waiting]
-        assert all(one.result().request_status.code == pb.SUCCESS for one in busy)
-    expired = [one for one in told if one[0].code != pb.SUCCESS]
-    assert expired
+    with ThreadPoolExecutor(1) as threads, holding(tmp_path) as hold:
+        column = {"name": "INPUT", "shape": [1, 1], "datatype": "FP32", "data": [1]}
+        body = {"inputs": [column], "parameters": {"hold": str(hold)}}
+        busy = threads.submit(server.post, "/v2/models/slow/infer", body)
+        wait_until(hold.with_suffix(".begun").exists, what="a busy device")
+        expired = [called(), posted()]
+        hold.unlink()
+        assert busy.result().status == 200
     for status, retry_after in expired:
         assert status.code == pb.UNAVAILABLE and "timeout" in status.msg and retry_after == "1"
 

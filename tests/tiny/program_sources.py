@@ -113,10 +113,17 @@ RAISING = (
 SLOW = (
     _HEAD
     + '''class Slow(Model):
-    """The input, after as many milliseconds as its largest value says."""
+    """The input, after as many milliseconds as its largest value says.
+
+    A request's `hold` is a file for whose end the program waits; a file with the ending `.begun` tells that it waits.
+    """
 
     def infer(self, batch):
         found = batch.array("INPUT")
+        for path in [Path(asked["hold"]) for asked in batch.parameters if "hold" in asked]:
+            path.with_suffix(".begun").touch()
+            while path.exists():
+                time.sleep(0.01)
         time.sleep(float(found.max(initial=0)) / 1000)
         return {"OUTPUT": found}
 '''

@@ -12,7 +12,7 @@ accumulator       totals of sequences, by START and READY; accumulator_by_id has
 classifier        image FP32 [3, 32, 32] to scores [10] with labels; classifier_nhwc takes [32, 32, 3]
 versions_latest   versions 1 to 3, which add their number to INT32 [4]; versions_all, versions_specific (1 and 3)
 countdown         decoupled: COUNT INT32 [1] responses OUTPUT INT32 [-1] of `width` elements, the numbers from 0 on
-raising, slow     FP32 [1]: fails for negative values; takes as many milliseconds as it is told
+raising, slow     FP32 [1]: fails for negative values; takes as many milliseconds as it is told, or waits for a file
 broken            a program that is none; broken_config: a configuration that is none; empty: no version
 
 Programs of torch are files of `torch.export`, or of TorchScript for tests to which the kind of file does not matter:
