@@ -5,6 +5,7 @@ The vector of a text is drawn from the text's hash, so an answer shows which inp
     #crash            the process kills itself on the device thread
     #hang             the device thread sleeps for an hour
     #hold PATH        the device thread sleeps as long as there is a file PATH, whose name has no spaces
+    #note PATH        the device thread adds the word before the command to the file PATH, as a line
     #raise            the forward pass raises
     #nan              the row is not finite
     #unpreparable     preparing raises
@@ -25,6 +26,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -179,6 +181,10 @@ class FakeAdapter(Adapter):
             time.sleep(10)
         if "#hang" in text:
             time.sleep(3600)
+        if "#note" in text:
+            before, _, after = text.partition("#note ")
+            with Path(after.split()[0]).open("a") as lines:
+                lines.write(before.split()[-1] + "\n")
         if "#hold" in text:
             wait_for_end_of(text.partition("#hold ")[2].split()[0])
         if "#raise" in text:

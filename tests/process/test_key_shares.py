@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import time
+from collections import Counter
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from tests.fakes.holding import holding
 from tests.harness.keys import bearer, write_keys
 from tests.harness.open_load import OpenLoad, Replies, Reply, percentile
 from tests.harness.quiet import wait_quiet
-from tests.harness.server import Server, serving
+from tests.harness.server import Answer, Server, serving, wait_until
 
 MODEL = "fake/slow"
-SHARE_S = 2.5
 ASKED = 10
-SHORT = "short"
+WAITING = 80
+"""Requests of each key that wait for the device."""
 LONG = "some longer text " * 15
 """With its number 264 characters: 67 tokens, 7 ms of the fake device beside the 20 ms of each batch."""
 FLOODING = 300
@@ -36,23 +38,37 @@ def load(server: Server, key: str, text: str) -> OpenLoad:
 
 @pytest.mark.long
 def test_a_key_with_three_times_the_share_gets_three_times_the_throughput(tmp_path: Path) -> None:
-    keys = write_keys(tmp_path / "keys.json", {"three": {"share": 3}, "one": {}})
-    settings = {"server.keys_file": tmp_path / "keys.json", "server.frontends": 2, "batch.max_items": 8}
+    """The device is held until the requests of both keys wait, and notes whose requests it takes.
 
-    async def measure(server: Server) -> dict[str, float]:
-        loads = {name: load(server, key, SHORT) for name, key in keys.items()}
-        began = time.monotonic() + 0.5
-        found = await asyncio.gather(*(one.closed(24, 0.5 + SHARE_S) for one in loads.values()))
-        for one in loads.values():
-            await one.close()
-        assert not any(replies.broken for replies in found)
-        return {
-            name: replies.rate(began, began + SHARE_S) for name, replies in zip(loads, found, strict=True)
-        }
+    A batch that is formed before the others have come may be of one key alone.
+    """
+    keys = write_keys(tmp_path / "keys.json", {"three": {"share": 3}, "one": {}, "busy": {}})
+    batch, notes = 8, tmp_path / "notes"
+    settings = {
+        "server.keys_file": tmp_path / "keys.json",
+        "server.frontends": 2,
+        "batch.max_items": batch,
+        "queue.min_tokens": 1 << 20,
+    }
+    with (
+        serving(tmp_path, models=(MODEL,), settings=settings, supervised=False) as server,
+        holding(tmp_path) as hold,
+        ThreadPoolExecutor(2 * WAITING + 1) as pool,
+    ):
 
-    with serving(tmp_path, models=(MODEL,), settings=settings, supervised=False) as server:
-        rates = asyncio.run(measure(server))
-        assert 2.5 <= rates["three"] / rates["one"] <= 3.5, rates
+        def ask(name: str, text: str) -> Future[Answer]:
+            body = {"items": [{"text": text}]}
+            return pool.submit(server.post, f"/v1/encode/{MODEL}", body, 60, **bearer(keys[name]))
+
+        asked = [ask("busy", f"busy #note {notes} #hold {hold}")]
+        wait_until(notes.exists, what="a busy device")
+        asked += [ask(name, f"{name} #note {notes}") for name in ("three", "one") for _ in range(WAITING)]
+        depth = 2 * WAITING - 2 * batch
+        wait_until(lambda: server.metric("penstock_queue_depth") >= depth, what="requests of both keys")
+        hold.unlink()
+        assert {one.result().status for one in asked} == {200}
+    turns = Counter(notes.read_text().split()[1 : WAITING + 1])
+    assert abs(turns["three"] - 0.75 * WAITING) <= batch, turns
 
 
 def test_a_flood_by_one_key_neither_refuses_nor_delays_another(tmp_path: Path) -> None:
