@@ -1,12 +1,7 @@
-"""The unmodified client of SIE against a gateway and a box: vectors, scores, models, capacity, status, pools.
-
-The client comes by `pip install sie-sdk`, for Python 3.12 and later, in an environment that `TEST_SIE_PYTHON` names.
-"""
+"""The unmodified client of SIE against a gateway and a box: vectors, scores, models, capacity, status, pools."""
 
 from __future__ import annotations
 
-import json
-import subprocess
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -19,18 +14,16 @@ from tests.fakes.adapter import vector_of
 from tests.harness.broker import Broker
 from tests.harness.cluster import box, gateway, serves
 from tests.harness.server import Answer, Server, wait_until
+from tests.harness.sie_clients import LINES, Client
 
 PLAY = """
-import json, sys
-from sie_sdk import SIEClient
-
 def tried(call):
     try:
         return call()
     except Exception as error:
         return {"error": type(error).__name__, "text": str(error), "code": getattr(error, "code", None)}
 
-with SIEClient(sys.argv[1]) as client:
+with KIND(sys.argv[2]) as client:
     one = client.encode("fake/echo", {"text": "one"})
     many = client.encode("fake/echo", [{"id": "a", "text": "one"}, {"text": "two"}], output_dtype="float16")
     scored = client.score("fake/score", {"text": "q"}, [{"id": "x", "text": "a"}, {"id": "y", "text": "bb"}])
@@ -75,12 +68,7 @@ def near(tmp_path_factory: pytest.TempPathFactory, one_broker: Broker) -> Iterat
 @pytest.fixture(scope="module")
 def told(near: Server) -> Any:
     """What the client got."""
-    python = named_python("TEST_SIE_PYTHON", "sie-sdk")
-    done = subprocess.run(
-        [python, "-c", PLAY, near.url], capture_output=True, text=True, check=False, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return Client(named_python(*LINES["new"]), "sync").printed(PLAY, near.url)
 
 
 def test_vectors_and_scores_are_those_of_the_box(told: Any) -> None:

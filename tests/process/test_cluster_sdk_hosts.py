@@ -1,8 +1,6 @@
 """The unmodified client of SIE, both of its lines, against two gateways and three boxes.
 
-The old line waits for a 202 and for any 503, the new one reads codes. `pip install sie-sdk` gives the new line, in an
-environment that `TEST_SIE_PYTHON` names, and `pip install 'sie-sdk<0.4'` the old one, in that of `TEST_SIE_OLD_PYTHON`.
-Both are for Python 3.12 and later; `.ci/run` installs both. `test_cluster_sdk.py` asks one gateway over one box.
+`test_cluster_sdk.py` asks one gateway over one box.
 """
 
 from __future__ import annotations
@@ -16,60 +14,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from tests.conformance.required_tool import named_python
 from tests.fakes.adapter import vector_of
 from tests.fakes.kinds import KINDS
 from tests.harness.broker import Broker
 from tests.harness.cluster import box, gateway, gateway_over, in_flight, living
 from tests.harness.relay import relay
 from tests.harness.server import FAKE_CATALOG, Server, wait_until
+from tests.harness.sie_clients import Client, each_client
 
 BOXES = {"a", "b", "c"}
 MODELS = ("fake/echo", "fake/score", "fake/extract")
-LINES = {"old": ("TEST_SIE_OLD_PYTHON", "sie-sdk<0.4"), "new": ("TEST_SIE_PYTHON", "sie-sdk")}
-CLIENTS = (
-    ("old", "sync"),
-    pytest.param(("old", "async"), marks=pytest.mark.long),
-    pytest.param(("new", "sync"), marks=pytest.mark.long),
-    ("new", "async"),
-)
-"""Lines and kinds of clients: the default suite has each line and each kind once."""
-FACADE = """
-import asyncio, inspect, json, sys
-import httpx
-from sie_sdk import SIEAsyncClient, SIEClient
-from sie_sdk.client import async_, sync
-
-KIND = {"sync": SIEClient, "async": SIEAsyncClient}[sys.argv[1]]
-# The client renews a lease each minute; the loop that renews is the client's own.
-sync.DEFAULT_LEASE_RENEWAL_INTERVAL_S = async_.DEFAULT_LEASE_RENEWAL_INTERVAL_S = 0.2
-
-async def got(value):
-    return await value if inspect.isawaitable(value) else value
-
-async def first(frames):
-    async for frame in frames:
-        return frame
-
-async def frame_of(client):
-    frames = await got(client.watch(mode="cluster"))
-    return next(frames) if inspect.isgenerator(frames) else await first(frames)
-
-async def until(look, wanted):
-    async with asyncio.timeout(60):
-        while not wanted(found := await got(look())):
-            await asyncio.sleep(0.05)
-    return found
-
-async def tried(call):
-    try:
-        return await got(call())
-    except Exception as error:
-        return {"error": type(error).__name__, "text": str(error), "code": getattr(error, "code", None)}
-"""
-PLAY = (
-    FACADE
-    + """
+PLAY = """
 async def asked(client):
     one = await got(client.encode("fake/echo", {"text": "one"}))
     many = await got(client.encode("fake/echo", [{"id": "a", "text": "one"}, {"text": "two"}]))
@@ -79,7 +34,7 @@ async def asked(client):
     extracted = await got(client.extract("fake/extract", {"text": "red fox"}, labels=["color", "animal"]))
     body = {"model": "fake/echo", "input": ["one", "two"]}
     vectors = httpx.post(f"{client.base_url}/v1/embeddings", json=body, timeout=60).json()["data"]
-    frame = await frame_of(client)
+    frame = await frame_of(client, mode="cluster")
     return {
         "one": one["dense"].tolist(),
         "many": [[each.get("id"), each["dense"].tolist()] for each in many],
@@ -123,10 +78,7 @@ async def main():
 
 asyncio.run(main())
 """
-)
-HELD = (
-    FACADE
-    + """
+HELD = """
 async def main():
     client = KIND(sys.argv[2])
     found = await got(client.encode("fake/echo", {"text": sys.argv[3]}))
@@ -136,7 +88,6 @@ async def main():
 
 asyncio.run(main())
 """
-)
 
 
 class Stage(NamedTuple):
@@ -145,13 +96,6 @@ class Stage(NamedTuple):
     one: Server
     two: Server
     urls: list[str]
-
-
-class Client(NamedTuple):
-    """The interpreter that has a line of the client, and the kind of its calls: `sync` or `async`."""
-
-    python: str
-    kind: str
 
 
 def catalog(place: Path) -> str:
@@ -184,20 +128,13 @@ def stage(place: Path, one_broker: Broker) -> Iterator[Stage]:
         yield Stage(one, two, urls)
 
 
-@pytest.fixture(scope="module", params=CLIENTS, ids="-".join)
-def client(request: pytest.FixtureRequest) -> Client:
-    """A client of each line and kind; the test is skipped before anything starts where the line is not there."""
-    line, kind = request.param
-    return Client(named_python(*LINES[line]), kind)
+client = each_client
 
 
 @pytest.fixture(scope="module")
 def told(client: Client, stage: Stage) -> Any:
     """What a client got."""
-    command = [client.python, "-c", PLAY, client.kind, stage.one.url, stage.two.url]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return client.printed(PLAY, stage.one.url, stage.two.url)
 
 
 def test_both_gateways_answer_all_calls_alike(told: Any) -> None:
@@ -247,7 +184,7 @@ def test_a_client_behind_a_balancer_goes_on_when_its_gateway_is_killed(
     ):
         wait_until(lambda: living(mortal) == BOXES, what="all boxes")
         with subprocess.Popen(
-            [client.python, "-c", HELD, client.kind, f"http://127.0.0.1:{front.port}", text],
+            client.command(HELD, f"http://127.0.0.1:{front.port}", text),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
