@@ -27,7 +27,7 @@ from frontend.engine.interface import Engine, Models
 from frontend.generation.fields import MAX_CHOICES
 from frontend.scope import scope_of_ids
 from ipc import deadline
-from ipc.errors import InvalidInput, NoReplica, ResourceExhausted, Unsupported
+from ipc.errors import DeadlineExceeded, InvalidInput, NoReplica, ResourceExhausted, Unsupported
 from ipc.settings import Settings
 from ipc.wire.cluster import (
     ENSURE,
@@ -104,7 +104,7 @@ class Answering:
         payload: bytes | memoryview = carried.payload
         fetched_ms = 0.0
         if carried.large is not None:
-            raw_work, payload = await self._inputs(carried, carried.large)
+            raw_work, payload = await self._inputs(carried, carried.large, until_ns)
             fetched_ms = (time.monotonic_ns() - arrived_ns) / 1e6
         work = read_work(raw_work)
         scope = scope_of_ids(work.request_id, "", self._settings.limits)
@@ -161,15 +161,23 @@ class Answering:
             )
         return [b"".join(parts)], sizes
 
-    async def _inputs(self, carried: Carried, large: Offer) -> tuple[memoryview, memoryview]:
-        """(work, payload) of an item that no message holds. Raises `NoReplica` where they do not come."""
+    async def _inputs(self, carried: Carried, large: Offer, until_ns: int) -> tuple[memoryview, memoryview]:
+        """(work, payload) of an item that no message holds.
+
+        Raises `NoReplica` where they do not come, and `DeadlineExceeded`.
+        """
         most_nbytes = self._settings.limits.max_body_bytes + MOST_MESSAGE_NBYTES
         if carried.kind == TEXT:
             most_nbytes += self._settings.generation.continuation_bytes
         try:
-            whole = await self._transfers.get(large, carried.router, most_nbytes)
+            async with asyncio.timeout(deadline.remaining_s(until_ns)):
+                whole = await self._transfers.get(large, carried.router, most_nbytes)
         except TransferFailed as error:
             raise NoReplica(f"the inputs did not come: {error.message}", retry_after_s=1) from error
+        except TimeoutError:
+            raise DeadlineExceeded(
+                "the deadline passed before a box had the inputs", retry_after_s=1
+            ) from None
         return whole[: carried.work_nbytes], whole[carried.work_nbytes :]
 
     async def _offered(

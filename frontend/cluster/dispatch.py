@@ -11,6 +11,7 @@
 6. A request of a sequence goes directly to its home, which answers it or nobody. What the box had when it died is lost
    with the state (`SequenceLost`). If the box is heard again it learns which requests their clients believe lost, until
    it confirms (`LostRequests`).
+7. What has no answer at its deadline ends (`Deadlines`).
 
 An item that lost two boxes is not given to a third: the input may be what kills them.
 """
@@ -24,7 +25,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from frontend.cluster.boxes import Box, Boxes
-from frontend.cluster.items import GRACE_NS, BoxLost, Held, LostRequests, late
+from frontend.cluster.items import BoxLost, Deadlines, Held, LostRequests
 from ipc.errors import (
     Draining,
     PenstockError,
@@ -101,6 +102,7 @@ class Dispatch:
         self._choose, self._why_not, self._now_ns = choose, why_not, now_ns
         self._ask_ns, self._wait_ns = int(cluster.ask_after_s * 1e9), int(wait_s * 1e9)
         self.items: dict[str, Held] = {}
+        self.deadlines = Deadlines(self.items, now_ns)
         self.unclaimed: set[str] = set()
         """Items in the queue that no box has said to have."""
         self._got: dict[str, list[str]] = {}
@@ -116,6 +118,7 @@ class Dispatch:
         """Send a new item. Raises the reason where no box is known at all, and `QueueUnavailable`."""
         self.items[held.id] = held
         held.heard_ns = self._now_ns()
+        self.deadlines.watch(held)
         try:
             if self._sender.to_queue(held):
                 held.queued = True
@@ -206,16 +209,6 @@ class Dispatch:
         else:
             self._fail(held, error)
 
-    def expire(self) -> None:
-        """End pure work and requests of sequences soon after their deadlines. Call this often, also without a broker.
-
-        PERF: a timer for each item would cost as much as the item on the wire.
-        """
-        before_ns = self._now_ns() - GRACE_NS
-        for held in list(self.items.values()):
-            if held.deadline_ns < before_ns and not held.in_pieces:
-                self._fail(held, late())
-
     def _fail(self, held: Held, error: PenstockError) -> None:
         if not held.future.done():
             held.future.set_exception(error)
@@ -304,6 +297,7 @@ class Dispatch:
         """The bytes of an answer did not come: the item runs again, and ends with `error` after two such answers."""
         held.future = asyncio.get_running_loop().create_future()
         held.losses += 1
+        self.deadlines.watch(held)
         if held.step is not None:
             self._lose(held, life)
         elif held.losses >= MOST_LOSSES:

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager, nullcontext
 
 from frontend.cluster.gateway import Gateway, operation_of
-from frontend.cluster.items import GRACE_NS, Sent, late
+from frontend.cluster.items import GRACE_NS, Sent
 from frontend.cluster.pieces import CuttingEngine
 from frontend.cluster.sequences import Turns
 from frontend.cluster.texts import ClusterText
@@ -78,7 +78,7 @@ class ClusterEngine(Engine):
             gateway.judge(sent, payload)
             raise
         except TimeoutError:
-            raise late() from None
+            raise sent.late() from None
         finally:
             gateway.close(sent)
 

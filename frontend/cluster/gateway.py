@@ -175,10 +175,7 @@ class Gateway:
 
     async def _tick(self) -> None:
         while True:
-            # First, so that an error of another part keeps no request beyond its deadline.
-            self.dispatch.expire()
             self.texts.tick()
-            self.parts.tick()
             if self.broker.up:
                 self.boxes.tick()
                 self.queues.tick()
@@ -330,14 +327,21 @@ class Gateway:
         )
 
     async def offer(self, sent: Sent) -> None:
-        """Keep the inputs of an item that are too large for a message; any box that has the item may get them."""
+        """Keep the inputs of an item that are too large for a message; any box that has the item may get them.
+
+        Raises `DeadlineExceeded`.
+        """
         if len(sent.work) + len(sent.payload) + SLACK_NBYTES > self.broker.inline_nbytes:
             self.offloads += 1
-            sent.large = await self.transfers.offer([sent.work, sent.payload], "")
+            try:
+                async with asyncio.timeout(deadline.remaining_s(sent.deadline_ns)):
+                    sent.large = await self.transfers.offer([sent.work, sent.payload], "")
+            except TimeoutError:
+                raise sent.late() from None
             sent.work = sent.payload = b""
 
     async def post(self, sent: Sent) -> None:
-        """Give an item to `dispatch`, once a broker is there. Raises as `Dispatch.begin` does."""
+        """Give an item to `dispatch`, once a broker is there. Raises as `offer` and `Dispatch.begin` do."""
         await self.offer(sent)
         if not self.broker.up:
             await self.broker.found(deadline.remaining_s(sent.deadline_ns))

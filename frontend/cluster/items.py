@@ -1,10 +1,11 @@
-"""One item of a gateway until its answer is there: what `dispatch` notes of it, and what its message is made of."""
+"""Items of a gateway until their answers are there: what `dispatch` notes of each, its deadline, its message."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection
+import time
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from frontend.scope import ANY_BOX, Choice
@@ -19,13 +20,11 @@ MOST_LIVES, MOST_LOST = 1024, 4096
 MOST_SAID = 8
 
 
-GRACE_NS = 200_000_000
-"""A box tells of a passed deadline before the gateway gives up."""
-
-
-def late() -> DeadlineExceeded:
-    """The error of an item whose deadline has passed."""
-    return DeadlineExceeded("the deadline passed before a box answered", retry_after_s=1)
+GRACE_NS = 20_000_000
+"""A box that is quick tells of a passed deadline before the gateway gives up, and where the item was."""
+EXPIRE_EVERY_NS = 10_000_000
+"""Deadlines are looked at no more often, however many items end by theirs."""
+NEVER_NS = 1 << 63
 
 
 class BoxLost(WorkerLost):
@@ -74,6 +73,11 @@ class Held:
         """
         return life in self.boxes or not (self.in_pieces or self.step is not None)
 
+    def late(self) -> DeadlineExceeded:
+        """The error of the item once its deadline has passed."""
+        awaited = "the answer had ended" if self.in_pieces else "a box answered"
+        return DeadlineExceeded(f"the deadline passed before {awaited}", retry_after_s=1)
+
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Sent(Held):
@@ -95,6 +99,45 @@ class Sent(Held):
     beginning: str = ""
     identity: str = ""
     stays_ms: int | None = None
+
+
+class Deadlines:
+    """Ends items `GRACE_NS` after their deadlines, with or without a broker.
+
+    PERF: one timer for all items, which an item moves whose deadline is the earliest. A timer for each item would cost
+    as much as the item on the wire.
+    """
+
+    def __init__(self, items: Mapping[str, Held], now_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        """`items` are those that have begun."""
+        self._items, self._now_ns = items, now_ns
+        self._timer: asyncio.TimerHandle | None = None
+        self.next_ns = NEVER_NS
+        """When the timer fires; `NEVER_NS` without a timer."""
+
+    def watch(self, held: Held) -> None:
+        """Look at the deadline of an item in time."""
+        if held.deadline_ns + GRACE_NS < self.next_ns:
+            self._set(held.deadline_ns + GRACE_NS)
+
+    def _set(self, next_ns: int) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self.next_ns, delay_ns = next_ns, max(0, next_ns - self._now_ns())
+        self._timer = asyncio.get_running_loop().call_later(delay_ns / 1e9, self.expire)
+
+    def expire(self) -> None:
+        """End items that are late. Called by the timer."""
+        now_ns, next_ns, self.next_ns = self._now_ns(), NEVER_NS, NEVER_NS
+        for held in list(self._items.values()):
+            if held.future.done():
+                continue
+            if held.deadline_ns + GRACE_NS <= now_ns:
+                held.future.set_exception(held.late())
+            else:
+                next_ns = min(next_ns, held.deadline_ns + GRACE_NS)
+        if next_ns < NEVER_NS:
+            self._set(max(next_ns, now_ns + EXPIRE_EVERY_NS))
 
 
 class LostRequests:

@@ -19,10 +19,10 @@ from typing import Generic, Protocol, TypeVar
 
 from frontend.cluster.boxes import Box, Boxes
 from frontend.cluster.dispatch import Dispatch
-from frontend.cluster.items import GRACE_NS, Held, Sent
+from frontend.cluster.items import Held, Sent
 from frontend.engine.streams.incoming import Delivery
 from frontend.scope import Choice
-from ipc.errors import DeadlineExceeded, PenstockError, ProtocolError, QueueUnavailable, WorkerCrashed
+from ipc.errors import PenstockError, ProtocolError, QueueUnavailable, WorkerCrashed
 from ipc.logs import Seldom
 from ipc.wire.cluster import IDS_EACH, VERSION, ItemResult, Outcome, Taken, ToBox, read_answer
 from ipc.wire.messages import Work
@@ -99,9 +99,6 @@ class Run:
         if not self.held.future.done():
             self.held.future.set_exception(error)
 
-    def look(self, now_ns: int) -> None:
-        """Some time has passed."""
-
     def _answered(self, future: asyncio.Future[tuple[ItemResult, Outcome]]) -> None:
         if future.cancelled():
             return
@@ -129,8 +126,6 @@ class Runs(Generic[R]):
     """All items of one gateway that are answered in pieces of one kind."""
 
     tell_after_s = 0.02
-    what = "the answer"
-    """For messages."""
 
     def __init__(self, office: Office, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._office, self._now_ns = office, now_ns
@@ -244,12 +239,3 @@ class Runs(Generic[R]):
         """A broker is there again: words may be lost."""
         for run in self._runs.values():
             self.owe(run)
-
-    def tick(self) -> None:
-        """Some time has passed: end runs that are late."""
-        now_ns = self._now_ns()
-        for run in list(self._runs.values()):
-            run.look(now_ns)
-            if now_ns > run.held.deadline_ns + GRACE_NS:
-                why = f"the deadline passed before {self.what} had ended"
-                run.fail(DeadlineExceeded(why, retry_after_s=1))

@@ -96,15 +96,13 @@ class TextRun(Run):
         self.took(nbytes)
 
     def look(self, now_ns: int) -> None:
-        """See `Run.look`."""
+        """Some time has passed."""
         for taker in list(self.texts.values()):
             taker.look(now_ns)
 
 
 class Texts(Runs[TextRun]):
     """All texts of one gateway."""
-
-    what = "the text"
 
     def __init__(
         self,
@@ -169,6 +167,12 @@ class Texts(Runs[TextRun]):
         for place, origin in pieces.origins.items():
             if (run := runs[place]) is not None:
                 run.on_origin(origin)
+
+    def tick(self) -> None:
+        """Some time has passed."""
+        now_ns = self._now_ns()
+        for run in list(self._runs.values()):
+            run.look(now_ns)
 
     def leaves(self, run: TextRun) -> bool:
         """Whether the box of a run drains, and another one could go on with the text."""

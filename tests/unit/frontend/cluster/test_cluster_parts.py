@@ -562,7 +562,7 @@ def test_a_late_answer_ends_at_the_gateway_and_at_the_box(monkeypatch: pytest.Mo
             parts = played(joined)
             [held] = joined.gateway.dispatch.items.values()
             held.deadline_ns = 1
-            joined.gateway.parts.tick()
+            joined.gateway.dispatch.deadlines.expire()
             await reader.task
             assert isinstance(reader.error, DeadlineExceeded)
         await settled()

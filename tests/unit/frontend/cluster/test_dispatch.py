@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from frontend.cluster.boxes import SHOWN_S, Box, Boxes
 from frontend.cluster.dispatch import Dispatch
 from frontend.cluster.items import GRACE_NS, MOST_LIVES, MOST_SAID, Held
+from ipc import deadline
 from ipc.errors import (
     DeadlineExceeded,
     Draining,
@@ -130,15 +132,56 @@ def test_an_item_ends_soon_after_its_deadline_with_and_without_a_broker(up: bool
         stage = Stage("a")
         held, text = stage.begin("r.1"), stage.begin("r.2")
         text.in_pieces = True
+        done = stage.begin("r.3")
+        stage.answer("a1", "r.3")
         stage.up = up
         stage.now_ns = held.deadline_ns
-        stage.dispatch.expire()
+        stage.dispatch.deadlines.expire()
         assert not held.future.done()
         stage.now_ns += GRACE_NS + 1
-        stage.dispatch.expire()
-        with pytest.raises(DeadlineExceeded, match="before a box answered"):
-            await held.future
-        assert not text.future.done()
+        stage.dispatch.deadlines.expire()
+        errors = [str(one.future.exception()) for one in (held, text) if one.future.done()]
+        assert errors == [
+            "the deadline passed before a box answered",
+            "the deadline passed before the answer had ended",
+        ]
+        assert done.future.result()
+
+    asyncio.run(scene())
+
+
+def test_one_timer_ends_all_items_by_their_deadlines_whichever_began_first() -> None:
+    async def scene() -> None:
+        stage = Stage("a")
+        stage.dispatch.deadlines._now_ns = time.monotonic_ns
+        ended, helds = list[int](), list[Held]()
+        for number, after_s in enumerate((0.06, 0.03, 3600.0, 0.0, 0.03)):
+            future = asyncio.get_running_loop().create_future()
+            helds.append(Held(f"r.{number}", "m", deadline.after(after_s), future))
+            stage.dispatch.begin(helds[-1])
+            future.add_done_callback(lambda _, number=number: ended.append(number))  # type: ignore[misc]
+        late = [held.future for held in helds if held is not helds[2]]
+        async with asyncio.timeout(30):
+            errors = await asyncio.gather(*late, return_exceptions=True)
+        assert all(isinstance(error, DeadlineExceeded) for error in errors)
+        assert (ended[0], ended[-1]) == (3, 0) and not helds[2].future.done()
+        assert stage.dispatch.deadlines.next_ns == helds[2].deadline_ns + GRACE_NS
+
+    asyncio.run(scene())
+
+
+def test_an_item_whose_answer_did_not_come_has_its_deadline_again() -> None:
+    async def scene() -> None:
+        stage = Stage("a", "b")
+        held = stage.begin()
+        stage.answer("a1")
+        stage.now_ns = held.deadline_ns + GRACE_NS
+        stage.dispatch.deadlines.expire()
+        assert held.future.result() and stage.dispatch.deadlines.next_ns > held.deadline_ns + GRACE_NS
+        stage.dispatch.retake(held, "a1", NoReplica("the answer did not come"))
+        async with asyncio.timeout(30):
+            with pytest.raises(DeadlineExceeded):
+                await held.future
 
     asyncio.run(scene())
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,11 +17,12 @@ from frontend.cluster.engine import ClusterEngine
 from frontend.cluster.gateway import Gateway
 from frontend.cluster.items import Sent
 from frontend.cluster.queue import ADVISORY
+from frontend.cluster.transfer_http import LEAF_NBYTES
 from frontend.cluster.transfers import Transfers
 from frontend.engine.boxes import GatewayMeter
 from frontend.server.drain import Drain
 from ipc.catalog.entries import Catalog
-from ipc.errors import PenstockError
+from ipc.errors import DeadlineExceeded, PenstockError
 from ipc.metrics.cluster import RESENT, GatewayMetrics
 from ipc.settings import Cluster, Settings
 from ipc.wire.cluster import MOST_NBYTES, RUN, VERSION, BoxBeat, encode
@@ -195,6 +198,23 @@ def test_configurations_that_cannot_be_read_are_a_failure_of_the_start(post: Pos
         stage.gateway.broker.client.discard()
         assert not await stage.gateway.configs._followed._look()
         assert stage.value("config_failures") == 1
+
+    play(post, scene)
+
+
+def test_large_inputs_are_offered_until_the_deadline_and_no_longer(post: Post) -> None:
+    async def scene(stage: Stage) -> None:
+        free, one = threading.Event(), ThreadPoolExecutor(1)
+        asyncio.get_running_loop().set_default_executor(one)
+        one.submit(free.wait)
+        late = stage.sent(2 * LEAF_NBYTES)
+        try:
+            async with asyncio.timeout(30):
+                with pytest.raises(DeadlineExceeded, match="before a box answered"):
+                    await stage.gateway.post(late)
+            assert not stage.gateway.transfers.offered and not stage.gateway.dispatch.items
+        finally:
+            free.set()
 
     play(post, scene)
 

@@ -570,8 +570,8 @@ def test_a_late_text_ends_at_the_gateway_and_at_the_box(monkeypatch: pytest.Monk
         async with reading(joined) as reader:
             [text] = joined.engines["a"].texts
             [run] = joined.gateway.texts._runs.values()
-            joined.gateway.texts._now_ns = lambda: run.held.deadline_ns + 10**9
-            joined.gateway.texts.tick()
+            joined.gateway.dispatch.deadlines._now_ns = lambda: run.held.deadline_ns + 10**9
+            joined.gateway.dispatch.deadlines.expire()
             await reader.task
             await turn()
             assert isinstance(reader.error, DeadlineExceeded) and text.has_ended
