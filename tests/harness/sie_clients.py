@@ -70,6 +70,11 @@ class Client(NamedTuple):
         """The command of a program behind the facade."""
         return [self.python, "-c", FACADE + program, self.kind, *arguments]
 
+    def started(self, program: str, *arguments: str) -> subprocess.Popen[str]:
+        """A program that runs beside the test, whose streams are read at its end."""
+        command = self.command(program, *arguments)
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
     def printed(self, program: str, *arguments: str, sent: Any = None) -> Any:
         """The JSON that a program prints, which reads `sent` as JSON."""
         done = subprocess.run(

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -183,12 +182,7 @@ def test_a_client_behind_a_balancer_goes_on_when_its_gateway_is_killed(
         relay(mortal.port, stage.two.port) as front,
     ):
         wait_until(lambda: living(mortal) == BOXES, what="all boxes")
-        with subprocess.Popen(
-            client.command(HELD, f"http://127.0.0.1:{front.port}", text),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        ) as process:
+        with client.started(HELD, f"http://127.0.0.1:{front.port}", text) as process:
             wait_until(lambda: in_flight(mortal) == 1, what="the request at the first gateway")
             mortal.kill_all_processes()
             # The client asks again by itself, and the balancer brings the request to the gateway that lives.
