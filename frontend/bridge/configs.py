@@ -32,7 +32,7 @@ from ipc.catalog.entries import Catalog, ModelEntry
 from ipc.catalog.option_names import FAMILY_OPTIONS
 from ipc.catalog.reading import read_served
 from ipc.catalog.repository import VersionEntry
-from ipc.errors import ConfigError, ConfigRefused, ContentConflict, InvalidInput, StateFull
+from ipc.errors import ConfigError, ConfigRefused, ContentConflict, InvalidInput, QueueUnavailable, StateFull
 from ipc.metrics.cluster import ConfigResult
 from ipc.settings import Settings
 from ipc.wire import cluster_configs as wire
@@ -100,11 +100,14 @@ class ConfiguredModels:
         if self._followed.is_read:
             self._wanted.set()
 
-    async def hear(self, document: dict[str, Any]) -> bool:
-        """Take in what a configuration service tells the bundle; returns whether profiles are new to the box.
+    async def hear(self, document: dict[str, Any]) -> ConfigResult:
+        """Take in what a configuration service tells the bundle; applied if profiles are new to the box.
 
-        Raises `ConfigRefused` and `ContentConflict` for what cannot be, and `StateFull` for more than a box keeps.
+        Ignored while there is a bucket. Raises `ConfigRefused` and `ContentConflict` for what cannot be, `StateFull`
+        for more than a box keeps, and `QueueUnavailable` before the brokers have told whether there is a bucket.
         """
+        if not self._followed.is_read:
+            raise QueueUnavailable("the bucket of configurations has yet to be read", retry_after_s=1)
         await self._learn()
         model = document["sie_id"]
         known = self._heard.get(model)
@@ -113,14 +116,15 @@ class ConfiguredModels:
         after = await asyncio.to_thread(wire.merged, known, document)
         await asyncio.to_thread(wire.entry_of, after)
         is_new = known is None or bool(after.profiles.keys() - known.profiles.keys())
-        if not self._followed.is_there:
-            heard = {**self._heard, model: after}
-            nbytes = await asyncio.to_thread(_nbytes, heard.values())
-            if nbytes > MOST_HEARD_NBYTES:
-                raise StateFull(f"documents of messages have {nbytes} bytes, and {MOST_HEARD_NBYTES} may be")
-            self._heard = heard
-            self._note()
-        return is_new
+        if self._followed.is_there:
+            return "ignored"
+        heard = {**self._heard, model: after}
+        nbytes = await asyncio.to_thread(_nbytes, heard.values())
+        if nbytes > MOST_HEARD_NBYTES:
+            raise StateFull(f"documents of messages have {nbytes} bytes, and {MOST_HEARD_NBYTES} may be")
+        self._heard = heard
+        self._note()
+        return "applied" if is_new else "repeated"
 
     def gives(self, model: str) -> bool:
         """Whether the box has a model by a file of a configuration."""

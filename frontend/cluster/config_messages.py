@@ -46,11 +46,11 @@ class ConfigMessages:
         self,
         broker: Broker,
         subject: str,
-        apply: Callable[[dict[str, Any]], Awaitable[bool]],
+        apply: Callable[[dict[str, Any]], Awaitable[ConfigResult]],
         on_result: Callable[[ConfigResult], None],
         bundle: str = "",
     ) -> None:
-        """`apply` gets a document, and returns whether something is new; `on_result` hears of each message's end.
+        """`apply` gets a document, and returns what became of it; `on_result` hears of each message's end.
 
         `bundle`: messages that name another one are refused.
         """
@@ -107,14 +107,16 @@ class ConfigMessages:
         try:
             # PERF: a document of 1 MiB takes a tenth of a second.
             document = await asyncio.to_thread(wire.document_of, message, self._bundle)
-            is_new = await self._apply(document)
+            result = await self._apply(document)
         except QueueUnavailable:
             raise
         except PenstockError as error:
             self._seldom.warning(_REFUSED, f"{message.model_id[:64]!a}: {error.message}")
             return "refused"
+        if result == "ignored":
+            return result
         self._epochs.pop(message.model_id, None)
         self._epochs[message.model_id] = message.producer, message.epoch
         if len(self._epochs) > MOST_EPOCHS:
             del self._epochs[next(iter(self._epochs))]
-        return "applied" if is_new else "repeated"
+        return result

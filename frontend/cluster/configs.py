@@ -45,6 +45,7 @@ from ipc.errors import (
     QueueUnavailable,
     StateFull,
 )
+from ipc.metrics.cluster import ConfigResult
 from ipc.wire import cluster_configs as wire
 from ipc.wire.cluster_configs import Configuration, FirstAnswer
 from ipc.wire.cluster_names import Names
@@ -239,10 +240,10 @@ class ClusterConfigs(Configs):
             return (201 if new else 200), answer
         raise QueueUnavailable("the configuration is changed by too many others", retry_after_s=1)
 
-    async def take(self, document: dict[str, Any]) -> bool:
-        """Add what a configuration service tells; returns whether profiles are new. Raises as `put`, or `LOST`."""
+    async def take(self, document: dict[str, Any]) -> ConfigResult:
+        """Add what a configuration service tells; applied if profiles are new. Raises as `put`, or `LOST`."""
         status, _ = await self._add(document)
-        return status == 201
+        return "applied" if status == 201 else "repeated"
 
     async def _put_back(self) -> None:
         """Where brokers have no bucket, write what is known of one that they have lost."""

@@ -191,8 +191,11 @@ BRIDGE = (
 )
 """Of the bridge of a box."""
 
-ConfigResult = Literal["applied", "repeated", "stale", "unreadable", "refused", "dropped"]
-"""What became of a message about a configuration: stale is older than the last one, dropped came too fast."""
+ConfigResult = Literal["applied", "repeated", "stale", "unreadable", "refused", "dropped", "ignored"]
+"""What became of a message about a configuration: stale is older than the last one, dropped came too fast.
+
+A box that has a bucket of configurations has ignored the message: gateways write the same change into the bucket.
+"""
 CONFIG_RESULTS: tuple[ConfigResult, ...] = get_args(ConfigResult)
 GATEWAY_REJECTIONS = ("queue_full", "no_broker", "deadline", "loading")
 Trouble = Literal["lost", "no stream", "refused", "unconfirmed"]

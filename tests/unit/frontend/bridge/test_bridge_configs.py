@@ -14,7 +14,7 @@ from frontend.bridge.configs import LACKING_S, MOST_REFUSED, ConfiguredModels
 from frontend.cluster.broker import Broker
 from ipc.catalog.entries import Catalog
 from ipc.catalog.reading import read_served
-from ipc.errors import ConfigRefused, ContentConflict, StateFull
+from ipc.errors import ConfigRefused, ContentConflict, QueueUnavailable, StateFull
 from ipc.settings import Settings, load
 from ipc.wire import cluster_configs as wire
 from ipc.wire.cluster_configs import (
@@ -326,7 +326,8 @@ def test_without_a_bucket_a_box_takes_what_a_service_tells_its_bundle(stage: Sta
         made = configuration("acme/new")
         more = {"sie_id": "acme/new", "profiles": {"fast": {"extends": "default", "max_batch_tokens": 64}}}
         stage.one._followed.is_read = True
-        assert await stage.one.hear(made.document) and not await stage.one.hear(made.document)
+        assert await stage.one.hear(made.document) == "applied"
+        assert await stage.one.hear(made.document) == "repeated"
         await stage.one.apply()
         assert stage.files() == {"acme/new": made.document}
         stage.workers.serve(stage.settings)
@@ -334,7 +335,7 @@ def test_without_a_bucket_a_box_takes_what_a_service_tells_its_bundle(stage: Sta
         # The next life adds a profile to the model of a file.
         stage.begin()
         stage.one._followed.is_read = True
-        assert await stage.one.hear(more)
+        assert await stage.one.hear(more) == "applied"
         await stage.one.apply()
         assert stage.files()["acme/new"]["profiles"].keys() == {"default", "fast"}
         for other in (
@@ -356,7 +357,7 @@ def test_a_message_before_the_files_of_an_earlier_life_are_read_takes_no_profile
         await stage.one.apply()
         stage.begin()
         stage.one._followed.is_read = True
-        assert not await stage.one.hear(told.document)
+        assert await stage.one.hear(told.document) == "repeated"
         await stage.one.apply()
         assert stage.files()["acme/new"]["profiles"].keys() == fast.keys()
 
@@ -372,9 +373,23 @@ def test_a_bucket_goes_before_what_a_service_told(stage: Stage) -> None:
         # A gateway writes one after the other into the bucket that it makes.
         await stage.apply(kept)
         assert stage.files().keys() == {"acme/told", "acme/kept"}
-        assert await stage.one.hear(configuration("acme/later").document)
+        assert await stage.one.hear(configuration("acme/later").document) == "ignored"
+        assert await stage.one.hear(kept.document) == "ignored"
+        with pytest.raises(ConfigRefused):
+            await stage.one.hear(configuration("acme/wrong", x=1).document)
         await stage.lack(kept)
         assert stage.files().keys() == {"acme/kept"}
+
+    asyncio.run(scene())
+
+
+def test_a_message_before_the_bucket_was_read_waits(stage: Stage) -> None:
+    async def scene() -> None:
+        made = configuration("acme/new")
+        with pytest.raises(QueueUnavailable, match="has yet to be read"):
+            await stage.one.hear(made.document)
+        await stage.apply(configuration("acme/kept"))
+        assert await stage.one.hear(made.document) == "ignored"
 
     asyncio.run(scene())
 
@@ -383,6 +398,7 @@ def test_documents_of_messages_have_a_bound(stage: Stage, monkeypatch: pytest.Mo
     monkeypatch.setattr("frontend.bridge.configs.MOST_HEARD_NBYTES", 300)
 
     async def scene() -> None:
+        stage.one._followed.is_read = True
         await stage.one.hear(configuration("acme/a").document)
         with pytest.raises(StateFull, match="300"):
             for name in "bcd":

@@ -15,6 +15,7 @@ import yaml
 
 from frontend.cluster.broker import lasting
 from frontend.cluster.config_messages import ConfigMessages
+from ipc.metrics.cluster import ConfigResult
 from ipc.wire.cluster_names import Names
 from tests.harness.broker import Broker, broker
 from tests.harness.server import eventually
@@ -112,6 +113,19 @@ def test_an_older_change_is_dropped_unless_the_service_counts_anew(play: Any) ->
     play(scene)
 
 
+def test_a_change_that_was_ignored_is_no_last_change(play: Any) -> None:
+    async def ignore(document: dict[str, Any]) -> ConfigResult:
+        return "ignored"
+
+    async def scene(service: Service) -> None:
+        service.messages._apply = ignore
+        await service.tell("ignored", epoch=7)
+        service.messages._apply = service.stage.configs.take
+        await service.tell("applied", epoch=6)
+
+    play(scene)
+
+
 def test_the_models_whose_epochs_are_remembered_have_a_bound(
     play: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,7 +181,7 @@ def test_an_error_in_the_code_costs_one_message_and_not_those_behind(play: Any) 
         apply, failures = service.messages._apply, iter([ZeroDivisionError()])
         heard = asyncio.Event()
 
-        async def fail(document: dict[str, Any]) -> bool:
+        async def fail(document: dict[str, Any]) -> ConfigResult:
             await heard.wait()
             for error in failures:
                 raise error
@@ -198,9 +212,9 @@ def test_a_flood_is_dropped_and_counted(play: Any, monkeypatch: pytest.MonkeyPat
     async def scene(service: Service) -> None:
         free = asyncio.Event()
 
-        async def wait(document: dict[str, Any]) -> bool:
+        async def wait(document: dict[str, Any]) -> ConfigResult:
             await free.wait()
-            return False
+            return "repeated"
 
         service.messages._apply = wait
         for _ in range(most + 1):
