@@ -46,6 +46,8 @@ _MARKS = (b",", b"[", b"{")
 # (https://github.com/msgpack/msgpack/blob/master/spec.md).
 _SIZES = [1] * 256
 _WIDTHS = [0] * 256
+_TEXTS = [head in (*range(0xA0, 0xC0), 0xD9, 0xDA, 0xDB) for head in range(256)]
+"""Whether a first byte begins a text in msgpack."""
 _ESCAPED = re.compile(rb"\\u[dD][89a-fA-F]")
 _HALF = re.compile("[\ud800-\udfff]")
 _BYTES = range(0xDC80, 0xDD00)
@@ -229,19 +231,16 @@ def fault_of(body: bytes | memoryview) -> str:
 def stray_byte(body: bytes | memoryview, binary: bool) -> str:
     """Path and fault of a byte that is not UTF-8 in a body that a decoder has taken; empty for none.
 
-    Decoders look at the texts that they keep, and pass over names and values of unknown fields. A msgpack body is
-    searched up to `UNCHECKED_NBYTES`, since the search builds all values of the body.
+    Decoders look at the texts that they keep, and pass over names and values of unknown fields.
     """
     try:
-        if binary:
-            if len(body) <= UNCHECKED_NBYTES:
-                _ANY.decode(body)
-        elif len(body) <= PIECE_NBYTES:
-            str(body, "utf-8")
-        elif not isinstance(body, bytes) or not body.isascii():
-            decoder = codecs.getincrementaldecoder("utf-8")()
-            for start in range(0, len(body), PIECE_NBYTES):
-                decoder.decode(body[start : start + PIECE_NBYTES], start + PIECE_NBYTES >= len(body))
+        if not binary:
+            _require_utf8(body)
+        elif len(body) > UNCHECKED_NBYTES:
+            _require_utf8_texts(body)
+        else:
+            # PERF: builds all values of the body, and is faster than a look at each token as long as they are small.
+            _ANY.decode(body)
     except UnicodeDecodeError as error:
         found = "" if binary else fault_of(body)
         return found or f"body: byte 0x{error.object[error.start]:02x} of the body is not UTF-8"
@@ -249,6 +248,34 @@ def stray_byte(body: bytes | memoryview, binary: bool) -> str:
         # What an unknown field of msgpack holds may be no value of Python, and is passed over.
         pass
     return ""
+
+
+def _require_utf8(text: bytes | memoryview) -> None:
+    """Raise `UnicodeDecodeError` for bytes that are not UTF-8. A long text is looked at in pieces."""
+    if len(text) <= PIECE_NBYTES:
+        str(text, "utf-8")
+    elif not isinstance(text, bytes) or not text.isascii():
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        for start in range(0, len(text), PIECE_NBYTES):
+            decoder.decode(text[start : start + PIECE_NBYTES], start + PIECE_NBYTES >= len(text))
+
+
+def _require_utf8_texts(body: bytes | memoryview) -> None:
+    """Raise `UnicodeDecodeError` for a text of well-formed msgpack that is not UTF-8."""
+    data, at, end = bytes(body), 0, len(body)
+    texts, sizes, widths = _TEXTS, _SIZES, _WIDTHS
+    while at < end:
+        head = data[at]
+        start = at + 1 + (width := widths[head])
+        at += sizes[head]
+        if width:
+            at += data[start - 1] if width == 1 else int.from_bytes(data[start - width : start], "big")
+        if texts[head]:
+            # PERF: most texts are short, and plain.
+            if at - start > PIECE_NBYTES:
+                _require_utf8(memoryview(data)[start:at])
+            elif not (text := data[start:at]).isascii():
+                _require_utf8(text)
 
 
 def _half_in(value: Any) -> tuple[str, str] | None:

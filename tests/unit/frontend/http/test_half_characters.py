@@ -58,11 +58,18 @@ def test_a_byte_of_json_that_is_not_utf_8_is_named(body: bytes, said: str) -> No
         ({"a": 1, "\udcff": 2}, True),
         ({"a": {"b": ["\udcff"]}}, True),
         ({"a": {(1, 2): 3}}, False),
-        ({"a": b"x" * UNCHECKED_NBYTES, "\udcff": 1}, False),
+        ({"a": "\u00fc" * 200, "b": "\U0001f405" * 40_000, "c": msgpack.ExtType(1, b"\xff" * 300)}, False),
+        ({"a": "x" * 300 + "\udcff"}, True),
+        ({"a": "x" * 3_000 + "\udcff"}, True),
+        ({"a": "x" * PIECE_NBYTES + "\udcff"}, True),
+        ({"a": [msgpack.ExtType(1, b"12"), 1.5, -7, 2**40, None, True, "\udcff"]}, True),
     ],
 )
-def test_a_byte_of_msgpack_that_is_not_utf_8_is_named_in_bodies_of_usual_size(
-    body: object, is_refused: bool
+@pytest.mark.parametrize("beside", [0, UNCHECKED_NBYTES])
+def test_a_byte_of_msgpack_that_is_not_utf_8_is_named_whatever_the_size_of_the_body(
+    body: dict[object, object], is_refused: bool, beside: int
 ) -> None:
-    found = stray_byte(msgpack.packb(body, unicode_errors="surrogateescape"), binary=True)
-    assert bool(found) == is_refused and ("0xff" in found or not is_refused)
+    packed = msgpack.packb({"data": bytes([0xA1, 0xFF]) * beside, **body}, unicode_errors="surrogateescape")
+    for form in (packed, memoryview(packed)):
+        found = stray_byte(form, binary=True)
+        assert bool(found) == is_refused and ("0xff" in found or not is_refused)
