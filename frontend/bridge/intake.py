@@ -1,6 +1,8 @@
 """Items of a bridge, from their arrival until their gateway has the answer.
 
-1. An item is claimed at once; claims of one turn of the event loop leave together, one message for each gateway.
+1. An item is claimed at once; claims of one turn of the event loop leave together, one message for each gateway. Pure
+   work is claimed after `CLAIM_AFTER_S`, together with all work of that time. Work that is answered by then is not
+   claimed: the answer tells the gateway as much.
 2. A second copy of an item is claimed again while the first one runs, and answered with the kept result afterwards. The
    same life never runs an item twice.
 3. The work runs (`answering`). The result leaves, and is kept until the gateway says that it has the result, at most
@@ -66,6 +68,7 @@ from ipc.wire.cluster_names import results, words
 
 log = logging.getLogger(__name__)
 
+CLAIM_AFTER_S = 0.002
 DROPPED_S = 60.0
 REST_S = 5.0
 ACK, NAK, TERM, WORKING = b"+ACK", b"-NAK", b"+TERM", b"+WPI"
@@ -136,7 +139,8 @@ class Intake:
         self._rested_ns = now_ns()
         """When texts that wait for their gateways were claimed last."""
         self._gateways: dict[str, Silence] = {}
-        self._claims: dict[str, list[tuple[str, str]]] = {}
+        self._claims: dict[str, dict[str, str]] = {}
+        """Items to be claimed at each gateway, with the subjects of their deliveries."""
         self._confirmed = asyncio.Event()
         self.on_end: Callable[[], None] = lambda: None
         """An item has ended, so there may be room for another one."""
@@ -233,25 +237,36 @@ class Intake:
             name, carried.router, is_pure=carried.kind in FIRST_KINDS, acks=[ack] if ack else []
         )
         gateway.items.add(name)
-        self._claim(carried.router, name, ack)
+        self._claim(carried.router, name, ack, soon=not running.is_pure)
         running.task = asyncio.get_running_loop().create_task(self._run(running, item, carried, aged_s))
         running.task.add_done_callback(lambda task: self._over(name, task))
 
     def _is_silent(self, gateway: Silence) -> bool:
         return self._now_ns() - gateway.heard_ns > self._cluster.gateway_silence_s * 1e9
 
-    def _claim(self, router: str, name: str, ack: str) -> None:
-        if not self._claims:
-            asyncio.get_running_loop().call_soon(self._say_claims)
-        self._claims.setdefault(router, []).append((name, ack))
+    def _claim(self, router: str, name: str, ack: str, *, soon: bool = True) -> None:
+        loop = asyncio.get_running_loop()
+        if soon:
+            loop.call_soon(self._say_claims)
+        elif not self._claims:
+            # PERF: for short work a claim would cost broker and gateway about as much as the answer.
+            loop.call_later(CLAIM_AFTER_S, self._say_claims)
+        claims = self._claims.setdefault(router, {})
+        claims[name] = ack or claims.get(name, "")
 
     def _say_claims(self) -> None:
         claims, self._claims = self._claims, {}
         for router, items in claims.items():
+            names, acks = list(items), list(items.values())
             for at in range(0, len(items), IDS_EACH):
-                names, acks = zip(*items[at : at + IDS_EACH], strict=True)
-                message = Claims(VERSION, self._box, self._life, list(names), list(acks))
+                end = at + IDS_EACH
+                message = Claims(VERSION, self._box, self._life, names[at:end], acks[at:end])
                 self._send(words(router), encode(message))
+
+    def _claim_no_more(self, running: Running) -> None:
+        """The item has ended."""
+        if running.router in self._claims:
+            self._claims[running.router].pop(running.name, None)
 
     def _over(self, name: str, task: asyncio.Task[None]) -> None:
         """The task of an item has ended. Forget the item of a cancelled task, which may never have begun."""
@@ -286,6 +301,7 @@ class Intake:
     def _finish(self, running: Running, result: bytes) -> None:
         name = running.name
         del self._running[name]
+        self._claim_no_more(running)
         running.task, running.result, running.ended_ns = None, result, self._now_ns()
         self._kept[name] = running
         self._meter.inflight.inc(-1)
@@ -313,6 +329,7 @@ class Intake:
             running = self._kept.pop(name, None)
         else:
             self._meter.inflight.inc(-1)
+            self._claim_no_more(running)
         if running is None:
             return
         for told in self._told:

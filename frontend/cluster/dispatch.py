@@ -1,7 +1,8 @@
 """What a gateway does with an item until its answer is there: send, follow, ask, send again. Without I/O of its own.
 
 1. `begin` gives an item to the queue, or directly to a box that has the model. The gateway holds the item.
-2. A box claims what came to it. From then on the box has the item, and its death gives the item to another box.
+2. A box claims what came to it, unless the answer comes as soon. From then on the box has the item, and its death gives
+   the item to another box.
 3. The gateway asks a box that is silent about an item for `ask_after_s`, and every box after a reconnect, since a
    result that passes a dying broker is lost without a word. If a box says that it lacks an item, another box gets it.
 4. The first answer counts. Later ones are counted and dropped. Boxes whose answer nobody needs are told so.
@@ -255,6 +256,9 @@ class Dispatch:
         if held is None or held.future.done():
             self.counts["duplicate", ""] += 1
             return
+        if held.queued and outcome.life not in held.boxes:
+            # Short work is answered without a claim: the box has pulled the item from the queue.
+            held.delivered = True
         self._forget(outcome.life, held)
         if not result.success:
             error = error_of(result, outcome)

@@ -138,7 +138,7 @@ GATEWAY = (
         "reason",
     ),
     counter("duplicates", "penstock_cluster_duplicate_results", "Answers that came a second time."),
-    counter("claims", "penstock_cluster_claims", "Items that boxes said to have."),
+    counter("claims", "penstock_cluster_claims", "Items that boxes said to have before their answer."),
     counter("dropped", "penstock_cluster_dropped", "Messages of boxes that were dropped, by why.", "reason"),
     counter("beats_missed", "penstock_cluster_beats_missed", "Signs of life that did not come.", "peer"),
 )

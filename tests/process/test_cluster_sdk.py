@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,8 +13,9 @@ import pytest
 
 from tests.conformance.required_tool import named_python
 from tests.fakes.adapter import vector_of
+from tests.fakes.holding import holding
 from tests.harness.broker import Broker
-from tests.harness.cluster import box, gateway, serves
+from tests.harness.cluster import box, gateway, held, serves
 from tests.harness.server import Answer, Server, wait_until
 from tests.harness.sie_clients import LINES, Client
 
@@ -151,7 +154,7 @@ def test_without_a_broker_a_request_is_refused_at_once_and_served_when_the_broke
     wait_until(lambda: serves(near), what="an answer of the box after the broker's return")
 
 
-def test_what_a_gateway_does_and_sees_is_counted(near: Server) -> None:
+def test_what_a_gateway_does_and_sees_is_counted(near: Server, tmp_path: Path) -> None:
     def value(name: str, **labels: str) -> float:
         return near.metric(name, **labels)
 
@@ -170,7 +173,11 @@ def test_what_a_gateway_does_and_sees_is_counted(near: Server) -> None:
         lambda: sum(value("penstock_cluster_lane_total", lane=lane) for lane in ("queue", "direct")) > lanes,
         what="the count of an item",
     )
-    wait_until(lambda: value("penstock_cluster_claims_total") > 0, what="the count of a claim")
+    with holding(tmp_path) as hold, ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(near.post, "/v1/encode/fake/echo", held(hold))
+        wait_until(lambda: value("penstock_cluster_claims_total") > 0, what="the count of a claim")
+        hold.unlink()
+        assert asked.result().status == 200
     assert value("sie_gateway_workers", status="healthy") == 1
     assert value("sie_gateway_model_workers", model="fake/echo") == 1
     assert value("sie_gateway_nats_connected") == 1

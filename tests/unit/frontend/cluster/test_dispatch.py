@@ -715,6 +715,33 @@ def test_an_unclaimed_item_of_the_queue_is_dropped_at_every_box_that_may_pull_it
     asyncio.run(scene())
 
 
+def test_an_item_of_the_queue_that_is_answered_without_a_claim_is_dropped_nowhere() -> None:
+    async def scene() -> None:
+        stage = Stage("a", "b")
+        stage.queue = True
+        held = stage.begin()
+        stage.answer("b1")
+        stage.dispatch.end(held)
+        await asyncio.sleep(0)
+        assert held.future.result()[1].life == "b1" and not stage.words and not stage.dispatch.unclaimed
+
+    asyncio.run(scene())
+
+
+def test_an_item_of_the_queue_that_was_sent_directly_is_dropped_at_every_box_that_may_pull_it() -> None:
+    async def scene() -> None:
+        stage = Stage("a", "b")
+        stage.queue = True
+        held = stage.begin()
+        stage.dispatch.leave_queue("unconfirmed")
+        stage.answer("a1")
+        stage.dispatch.end(held)
+        await asyncio.sleep(0)
+        assert {life for life, word in stage.words if isinstance(word, Drop)} == {"a1", "b1"}
+
+    asyncio.run(scene())
+
+
 def test_an_answer_whose_bytes_do_not_come_is_no_answer() -> None:
     async def scene() -> None:
         stage = Stage("a", "b")

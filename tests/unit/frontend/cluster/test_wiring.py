@@ -159,7 +159,11 @@ def test_an_item_of_the_queue_is_claimed_with_the_subject_of_its_delivery(post: 
     async def scene() -> None:
         one = bridge()
         post.bring(f"_INBOX.bridge-{one.life}.*", item(), reply="$JS.ACK.1")
-        await asyncio.sleep(0)
+
+        async def claimed() -> bool:
+            return any(subject.endswith(".words") for subject, _ in post.sent)
+
+        await eventually(claimed, "a claim")
         (claims,) = [read_from_box(data) for subject, data in post.sent if subject.endswith(".words")]
         assert claims.ids == [f"{ROUTER}.1"] and claims.acks == ["$JS.ACK.1"]  # type: ignore[union-attr]
 
