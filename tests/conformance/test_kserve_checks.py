@@ -14,7 +14,7 @@ from ipc.protos import kserve_v2_pb2 as pb
 from tests.conformance.kserve import ADD_SUB, A, Outcome, json_pair, post, tensor
 from tests.conformance.kserve_limits import LATE
 from tests.conformance.kserve_rows import GOOD, INVALID, ONE, ROWS, message, side
-from tests.fakes.holding import holding
+from tests.fakes.holding import holding, is_waited_for
 from tests.harness.cluster import ways_to
 from tests.harness.rpc import Rpc, address_of, failure_of, trailers_of
 from tests.harness.server import PATIENCE_S, Server, wait_until
@@ -76,15 +76,10 @@ def in_grpc(rpc: Rpc, **parameters: Any) -> Callable[[], grpc.RpcError | None]:
     return lambda: rpc.start("ModelInfer", with_parameters(slow(1), **parameters)).exception()
 
 
-def begun(hold: Path) -> bool:
-    """Whether the program waits for the end of the file."""
-    return hold.with_suffix(".begun").exists()
-
-
 def test_a_timeout_ends_the_wait_for_a_busy_device(server: Server, rpc: Rpc, tmp_path: Path) -> None:
     with holding(tmp_path) as hold:
         busy = rpc.start("ModelInfer", with_parameters(slow(1), hold=str(hold)))
-        wait_until(lambda: begun(hold), what="a busy device")
+        wait_until(lambda: is_waited_for(hold), what="a busy device")
         error, answer = in_grpc(rpc, timeout=100_000)(), in_json(server, timeout=100_000)()
     assert busy.exception() is None, "it had begun"
     assert error is not None
@@ -104,7 +99,9 @@ def test_a_timeout_does_not_end_what_runs(server: Server, rpc: Rpc, tmp_path: Pa
 
         def running() -> Future[Any] | None:
             sent = pool.submit(send)
-            wait_until(lambda: begun(hold) or sent.done(), what="a beginning, or the end of the timeout")
+            wait_until(
+                lambda: is_waited_for(hold) or sent.done(), what="a beginning, or the end of the timeout"
+            )
             return None if sent.done() else sent
 
         sent = wait_until(running, what="a device that begins in time")
@@ -127,7 +124,7 @@ def test_a_full_queue(server: Server, rpc: Rpc, tmp_path: Path) -> None:
     """Nothing leaves the queue before both protocols have refused something."""
     with ThreadPoolExecutor(12) as pool, holding(tmp_path) as hold:
         busy = rpc.start("ModelInfer", with_parameters(slow(1), hold=str(hold)))
-        wait_until(lambda: begun(hold), what="a busy device")
+        wait_until(lambda: is_waited_for(hold), what="a busy device")
         posted = [pool.submit(in_json(server)) for _ in range(12)]
         assert wait(posted, PATIENCE_S, FIRST_COMPLETED).done, "all have room"
         calls = [rpc.start("ModelInfer", slow(1)) for _ in range(12)]

@@ -13,7 +13,7 @@ from google.protobuf import text_format
 from ipc.protos import trtis_v1_pb2 as pb
 from tests.conformance.trtis import MODELS, infer
 from tests.conformance.trtis_transports import Stub
-from tests.fakes.holding import holding
+from tests.fakes.holding import holding, is_waited_for
 from tests.harness.server import PATIENCE_S, Server, wait_until
 
 A = np.arange(16, dtype="<i4")
@@ -167,7 +167,7 @@ def test_a_timeout_that_passes_in_the_queue_is_unavailable_and_says_when_to_come
         column = {"name": "INPUT", "shape": [1, 1], "datatype": "FP32", "data": [1]}
         body = {"inputs": [column], "parameters": {"hold": str(hold)}}
         busy = threads.submit(server.post, "/v2/models/slow/infer", body)
-        wait_until(hold.with_suffix(".begun").exists, what="a busy device")
+        wait_until(lambda: is_waited_for(hold), what="a busy device")
         expired = [called(), posted()]
         hold.unlink()
         assert busy.result().status == 200

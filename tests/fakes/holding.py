@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+BEGUN = ".begun"
+"""Ending of the file beside a hold that tells of a fake that waits, and of the file that tells of a stream."""
+
 
 @contextmanager
 def holding(directory: Path) -> Iterator[Path]:
@@ -17,6 +20,11 @@ def holding(directory: Path) -> Iterator[Path]:
         yield path
     finally:
         path.unlink(missing_ok=True)
+
+
+def is_waited_for(hold: Path) -> bool:
+    """Whether a program has begun to wait for the end of the file."""
+    return Path(f"{hold}{BEGUN}").exists()
 
 
 def wait_for_end_of(hold: str) -> None:

@@ -33,7 +33,7 @@ import torch
 
 from ipc.catalog.model_config import ModelConfig
 from ipc.errors import InvalidInput
-from tests.fakes.holding import wait_for_end_of
+from tests.fakes.holding import BEGUN, wait_for_end_of
 from workers.adapters.base import AdapterSpec, LoadContext, Pause
 from workers.adapters.shared.named_tensors import NamedBatch
 from workers.adapters.shared.program import ProgramAdapter
@@ -86,8 +86,6 @@ PROGRAMS: dict[str, Callable[[ModelConfig, NamedBatch], Outputs]] = {
 }
 
 
-BEGUN = ".begun"
-"""Ending of the file that tells of a stream."""
 _WRONG_PARTS: dict[str, Any] = {"wrong": [1, 2], "missing": {"OTHER": np.zeros(1, np.int32)}}
 """What `do` puts in the place of a part."""
 

@@ -24,8 +24,7 @@ from ipc.memory.input_arena import InputBlock
 from ipc.processes.liveness import SlotLock
 from ipc.sweep import sweep
 from ipc.wire.messages import InferCall
-from tests.fakes.holding import holding
-from tests.fakes.program import BEGUN
+from tests.fakes.holding import holding, is_waited_for
 from tests.harness.server import PATIENCE_S, ROOT, wait_until
 from tests.harness.tensors import call_of, read, request_of
 from tests.harness.worker import Workers, program, tensor, workers
@@ -151,7 +150,7 @@ def test_a_cancelled_call_keeps_its_block_until_the_worker_has_read_it(
             call, block = await filled(client, drawn(1), hold=str(hold))
             queued_call, queued = await filled(client, drawn(2))
             on_device = asyncio.create_task(client.call(*request_of("large", call, block)))
-            await asyncio.to_thread(wait_until, Path(f"{hold}{BEGUN}").exists, what="the call on the device")
+            await asyncio.to_thread(wait_until, lambda: is_waited_for(hold), what="the call on the device")
             waiting = asyncio.create_task(client.call(*request_of("large", queued_call, queued)))
             await client.wait(
                 lambda: client.channels[0].cost_of("large") == 2 * 16, deadline.after(PATIENCE_S)

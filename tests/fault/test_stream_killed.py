@@ -15,8 +15,7 @@ from frontend.engine.local.client import Client
 from ipc import deadline
 from ipc.errors import InputRefused, WorkerCrashed, WorkerLost
 from ipc.wire.streams import WINDOW
-from tests.fakes.holding import holding
-from tests.fakes.program import BEGUN
+from tests.fakes.holding import BEGUN, holding
 from tests.fault import rounds
 from tests.harness.decoupled import MODEL, Events, message, number_of
 from tests.harness.rpc import Rpc, address_of, grpc_settings

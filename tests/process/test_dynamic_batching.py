@@ -18,8 +18,7 @@ from ipc import deadline
 from ipc.errors import DeadlineExceeded
 from ipc.metrics import registry as metrics
 from ipc.wire.messages import Work
-from tests.fakes.holding import holding
-from tests.fakes.program import BEGUN
+from tests.fakes.holding import holding, is_waited_for
 from tests.harness.tensors import call_of, infer, read, request_of
 from tests.harness.worker import Options, Workers, program, tensor, workers
 
@@ -148,7 +147,7 @@ async def _while_busy(running: Workers, client: Client, hold: Path, *requests: t
             deadline.check(until, what)
             await asyncio.sleep(0.01)
 
-    await wait_for(Path(f"{hold}{BEGUN}").exists, "before the device was busy")
+    await wait_for(lambda: is_waited_for(hold), "before the device was busy")
     tasks = [asyncio.create_task(note(request)) for request in requests]
     model = requests[0][0].model
     await wait_for(lambda: waiting(running, model) == len(requests), "before all requests waited")

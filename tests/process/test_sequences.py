@@ -15,10 +15,11 @@ import pytest
 from ipc.protos import kserve_v2_pb2 as v2
 from ipc.protos import trtis_v1_pb2 as v1
 from tests.conformance import trtis
+from tests.fakes.holding import holding
 from tests.harness.rpc import Rpc, address_of, grpc_settings
 from tests.harness.server import PATIENCE_S, Server, serving, wait_until
 from tests.tiny import onnx_files
-from tests.tiny.programs import SLOTS, tensor, write_repository
+from tests.tiny.programs import BATCH, SLOTS, tensor, write_repository
 
 WORKERS = 2
 TRITON = "onnx_sequence_bool"
@@ -225,20 +226,15 @@ def test_sequences_are_counted_and_expire(server: Server) -> None:
         over_v2_http(server, "accumulator", name, 1, False, False)
 
 
-def test_a_timeout_that_passes_in_the_queue_is_503(server: Server) -> None:
-    def slow(milliseconds: float, **parameters: int) -> tuple[int, str]:
-        given = {"name": "INPUT", "shape": [1, 1], "datatype": "FP32", "data": [milliseconds]}
-        answer = server.post("/v2/models/slow/infer", {"inputs": [given], "parameters": parameters})
-        return answer.status, answer.body.decode()
-
-    def late() -> list[tuple[int, str]]:
-        """What is answered to requests that waited for longer than they may. None may have waited so long."""
-        with ThreadPoolExecutor(16) as threads:
-            busy = [threads.submit(slow, 400) for _ in range(8)]
-            others = [threads.submit(slow, 401, timeout=100_000) for _ in range(8)]
-            assert all(one.result()[0] == 200 for one in busy)
-            return [one.result() for one in others if one.result()[0] != 200]
-
-    expired = wait_until(late, what="a request that waits behind others")
-    assert {status for status, _ in expired} == {503}
-    assert all("Request timeout expired" in text for _, text in expired)
+def test_a_timeout_that_passes_in_the_queue_is_503(server: Server, tmp_path: Path) -> None:
+    """Every worker holds one batch at most, so that the requests of a third batch wait for longer than they may."""
+    rows = {"name": "INPUT", "shape": [1, 1], "datatype": "FP32", "data": [1]}
+    count = (WORKERS + 1) * BATCH
+    with ThreadPoolExecutor(count) as threads, holding(tmp_path) as hold:
+        body = {"inputs": [rows], "parameters": {"hold": str(hold), "timeout": 100_000}}
+        asked = [threads.submit(server.post, "/v2/models/slow/infer", body) for _ in range(count)]
+        wait_until(lambda: sum(one.done() for one in asked) >= BATCH, what="the requests of a batch")
+        hold.unlink()
+        refused = [one.result() for one in asked if one.result().status != 200]
+    assert len(refused) >= BATCH and {answer.status for answer in refused} == {503}
+    assert all(b"Request timeout expired" in answer.body for answer in refused)

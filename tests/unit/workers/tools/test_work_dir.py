@@ -139,7 +139,7 @@ def test_a_look_has_few_descriptors_open_however_many_folders_there_are(work: Wo
     for _ in work._walk(1000):
         most = max(most, len(list(FDS.iterdir())) - before)
     assert most <= 8
-    assert len(list(FDS.iterdir())) == before
+    assert len(list(FDS.iterdir())) <= before
 
 
 def test_a_look_that_cannot_see_everything_says_so(work: WorkDir) -> None:
