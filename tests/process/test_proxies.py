@@ -1,24 +1,18 @@
-"""The shipped HAProxy and nginx samples in front of a real server: what they deny, forward, hold back and repeat."""
+"""The shipped HAProxy and nginx samples in front of a real server: what they deny, forward and hold back."""
 
 from __future__ import annotations
 
-import contextlib
-import http.client
 import json
 import os
 import re
 import signal
 import socket
-import socketserver
 import ssl
-import threading
 import urllib.request
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 import grpc
 import pytest
@@ -31,7 +25,6 @@ from tests.conformance.required_tool import required_tool
 from tests.fakes.tensors import services_of
 from tests.harness.keys import bearer, write_keys
 from tests.harness.load import Load
-from tests.harness.ports import free_port
 from tests.harness.proxies import SAMPLES, Proxy, proxied
 from tests.harness.rpc import Rpc, address_of, grpc_settings
 from tests.harness.server import PATIENCE_S, Server, alive, serving, wait_until
@@ -280,110 +273,6 @@ def test_tls_and_the_stream_of_the_live_page_pass_on_every_port(edge: Edge, name
             connection.sendall("\r\n".join([*lines, "", ""]).encode())
             assert b" 101 " in connection.makefile("rb").readline()
             connection.close()
-
-
-class Losing(socketserver.StreamRequestHandler):
-    """A server that answers every GET, and loses the connection of every POST that it has read."""
-
-    posts: ClassVar[list[str]] = []
-    heads: ClassVar[list[dict[str, str]]] = []
-
-    def handle(self) -> None:
-        """The requests of one connection."""
-        with contextlib.suppress(ConnectionError):
-            self._answer()
-
-    def _answer(self) -> None:
-        while line := self.rfile.readline():
-            method, target, _ = line.decode().split()
-            fields = dict(
-                iter(lambda: self.rfile.readline().decode().lower().rstrip().partition(": ")[::2], ("", ""))
-            )
-            self.rfile.read(int(fields.get("content-length", "0")))
-            if method == "POST":
-                self.posts.append(target)
-                self.heads.append(fields)
-                return
-            self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
-
-
-class Hearing(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Answers every rpc with nothing and keeps its metadata."""
-
-    def __init__(self) -> None:
-        self.heard: list[dict[str, str]] = []
-
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
-        """One rpc."""
-        self.heard.append(dict(handler_call_details.invocation_metadata))
-        return grpc.unary_unary_rpc_method_handler(lambda request, rpc: b"")
-
-
-SEQUENCE = {"NV-InferRequest": "batch_size: 1 correlation_id: 7"}
-AGAIN: tuple[tuple[str, str, dict[str, str]], ...] = (
-    ("/v1/encode/org/name", "{}", {}),
-    ("/v1/score/org/name", "{}", {}),
-    ("/v1/extract/org/name", "{}", {}),
-    ("/v1/embeddings", "{}", {}),
-    ("/v1/rerank", "{}", {}),
-    ("/api/infer/m", "x", {"NV-InferRequest": "batch_size: 1"}),
-    ("/api/infer/m/1", "x", {"NV-InferRequest": "batch_size: 1"}),
-)
-AGAIN_AT_HAPROXY: tuple[tuple[str, str, dict[str, str]], ...] = (
-    ("/v2/models/org/name/infer", '{"inputs": []}', {}),
-    ("/v2/models/m/versions/1/infer", '{"inputs": []}', {}),
-)
-ONCE: tuple[tuple[str, str, dict[str, str]], ...] = (
-    ("/v2/models/s/infer", '{"parameters": {"sequence_id": 1}, "inputs": []}', {}),
-    ("/v2/models/z/infer", "compressed", {"Content-Encoding": "gzip"}),
-    ("/api/infer/s", "x", SEQUENCE),
-    ("/v2/models/m/generate_stream", "{}", {}),
-    ("/v1/nothing", "{}", {}),
-    ("/v1/encodes/x", "{}", {}),
-)
-
-
-@pytest.mark.parametrize("name", SAMPLES)
-def test_what_has_no_effect_is_sent_again_and_nothing_else(tmp_path: Path, name: str) -> None:
-    required_tool(name), required_tool("openssl")
-    Losing.posts.clear(), Losing.heads.clear()
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Losing) as upstream:
-        upstream.daemon_threads = True
-        threading.Thread(target=upstream.serve_forever, daemon=True).start()
-        with proxied(name, upstream.server_address[1], f"127.0.0.1:{free_port()}", tmp_path) as proxy:
-            for path, body, headers in (*AGAIN, *AGAIN_AT_HAPROXY, *ONCE):
-                client = http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=PATIENCE_S)
-                client.request("POST", path, body, headers)
-                with contextlib.suppress(http.client.RemoteDisconnected):
-                    assert client.getresponse().status == 502
-                client.close()
-        upstream.shutdown()
-    again = {path for path in Losing.posts if Losing.posts.count(path) > 1}
-    assert again == {path for path, *_ in (*AGAIN, *(AGAIN_AT_HAPROXY if name == "haproxy" else ()))}
-    assert {path for path, *_ in ONCE} <= set(Losing.posts)
-    for head in Losing.heads:
-        assert (head["host"], head["x-forwarded-for"]) == (f"127.0.0.1:{proxy.port}", "127.0.0.1")
-        assert head["x-request-id"]
-
-
-@pytest.mark.parametrize("name", SAMPLES)
-def test_an_rpc_is_told_to_come_from_a_proxy(tmp_path: Path, name: str) -> None:
-    required_tool(name), required_tool("openssl")
-    upstream, hearing = grpc.server(ThreadPoolExecutor(1)), Hearing()
-    upstream.add_generic_rpc_handlers((hearing,))
-    address = f"127.0.0.1:{upstream.add_insecure_port('127.0.0.1:0')}"
-    upstream.start()
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Losing) as web:
-        web.daemon_threads = True
-        threading.Thread(target=web.serve_forever, daemon=True).start()
-        with (
-            proxied(name, web.server_address[1], address, tmp_path) as proxy,
-            Rpc(f"127.0.0.1:{proxy.grpc}") as rpc,
-        ):
-            rpc.call("ModelReady", kserve.ModelReadyRequest(name="m"))
-        web.shutdown()
-    upstream.stop(None).wait(10)
-    assert [metadata["x-forwarded-for"] for metadata in hearing.heard] == ["127.0.0.1"]
 
 
 def kill_worker(edge: Edge) -> None:
