@@ -1,6 +1,7 @@
 """The shipped samples of proxies, read as text: what they close, compared with the scopes that routes need.
 
-`tests/process/test_proxies.py` and `test_proxy_tries.py` run the samples. Here a route of administration that a sample forgets is named at once.
+`tests/process/test_proxies.py` and `test_proxy_tries.py` run the samples. Here a route of administration that a sample
+forgets is named at once.
 """
 
 from __future__ import annotations
