@@ -81,7 +81,7 @@ def test_a_latency_between_hosts_changes_no_answer(
     try:
         before = answered(history)
         wait_until(lambda: answered(history) > before + 40, what="traffic over a slow network")
-        assert living(near) == {"a", "b"}
+        wait_until(lambda: living(near) == {"a", "b"}, what="both boxes over a slow network")
     finally:
         to_box.delay_s = to_gateway.delay_s = 0.0
 

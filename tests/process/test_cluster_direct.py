@@ -121,7 +121,7 @@ def test_bytes_of_strangers_harm_nobody(near: Server, one_broker: Broker, boxes:
 
     asyncio.run(flood())
     assert np.allclose(vector(near.encode("fake/echo", ["still"])), vector_of("still", 16), atol=1e-6)
-    assert living(near) == {"a", "b"}
+    wait_until(lambda: living(near) == {"a", "b"}, what="both boxes")
 
 
 def test_one_large_request_is_computed_by_several_boxes(
@@ -148,7 +148,7 @@ def test_a_killed_box_costs_no_request(near: Server, boxes: tuple[Box, Box], tmp
             pool.submit(near.post, "/v1/encode/fake/echo", held(hold, f"{at}"), x_request_id=f"held-{at}")
             for at in range(4)
         ]
-        wait_until(lambda: in_flight(near) >= 4, what="requests at boxes")
+        wait_until(lambda: sum(one.items for one in boxes) >= 4, what="requests at boxes")
         assert boxes[0].end(signal.SIGKILL) == -signal.SIGKILL
         wait_until(lambda: living(near) == {"b"}, what="the death of box a")
         hold.unlink()
@@ -169,6 +169,8 @@ def test_an_input_alone_at_two_boxes_that_died_is_refused_and_others_are_served(
             bucket = await client.jetstream(timeout=PATIENCE_S).key_value("penstock_shared")
             values = [(await bucket.get(key)).value or b"" for key in await bucket.keys()]
             return [read_judged(value).verdict for value in values]
+        except nats.js.errors.NoKeysError:
+            return []
         finally:
             await client.close()
 
@@ -187,7 +189,8 @@ def test_an_input_alone_at_two_boxes_that_died_is_refused_and_others_are_served(
         refused = near.post("/v1/encode/fake/echo", held(hold, "deadly"))
         assert refused.status == 500 and "is refused for a while" in refused.body.decode(), refused.body
     wait_until(lambda: living(near) == {"a", "b"}, what="both boxes again")
-    assert asyncio.run(verdicts()) == ["poison"]
+    # A reading of all keys may end before the broker has sent any.
+    wait_until(lambda: asyncio.run(verdicts()) == ["poison"], what="the verdict of both gateways")
     assert serves(near)
     wait_until(lambda: near.metric("penstock_poison_total", reason="refused") == 1, what="the count")
 
@@ -222,7 +225,7 @@ def test_a_box_whose_workers_are_all_gone_costs_no_request_and_comes_back(
         a.workers.clear()
         before = load.done
         wait_until(lambda: load.done > before + 40, what="traffic at box b")
-        assert living(near) >= {"b"}
+        wait_until(lambda: "b" in living(near), what="box b")
         a.start_workers()
         wait_until(lambda: answers_of(near, "a"), what="an answer of the new worker")
         outcome = load.stop()
@@ -255,7 +258,8 @@ def test_a_second_host_with_the_name_of_a_box_is_refused_in_words(
         assert second.bridge is not None
         assert second.bridge.wait(PATIENCE_S) == 3
         assert "cluster.box: another host joined these brokers as 'a' before" in second.log
-        assert living(near) == {"a", "b"} and serves(near)
+        wait_until(lambda: living(near) == {"a", "b"}, what="both boxes")
+        assert serves(near)
     finally:
         second.kill()
 
@@ -284,9 +288,10 @@ def test_work_of_a_killed_gateway_ends_at_the_boxes(
 ) -> None:
     with gateway(place / "second", [one_broker.url]) as second, holding(tmp_path) as hold:
         wait_until(lambda: serves(second), what="a second gateway")
+        wait_until(lambda: not any(one.items for one in boxes), what="boxes without items")
         with ThreadPoolExecutor(1) as pool:
             asked = pool.submit(second.post, "/v1/encode/fake/echo", held(hold))
-            wait_until(lambda: in_flight(second) >= 1, what="a request at a box")
+            wait_until(lambda: any(one.items for one in boxes), what="a request at a box")
             # What boxes gave up in tests before this one is in their logs as well.
             said = [len(each.log) for each in boxes]
             second.kill_all_processes()

@@ -178,6 +178,8 @@ def test_what_a_gateway_does_and_sees_is_counted(near: Server, tmp_path: Path) -
         wait_until(lambda: value("penstock_cluster_claims_total") > 0, what="the count of a claim")
         hold.unlink()
         assert asked.result().status == 200
-    assert value("sie_gateway_workers", status="healthy") == 1
-    assert value("sie_gateway_model_workers", model="fake/echo") == 1
+    wait_until(lambda: value("sie_gateway_workers", status="healthy") == 1, what="the box")
+    wait_until(
+        lambda: value("sie_gateway_model_workers", model="fake/echo") == 1, what="the box of the model"
+    )
     assert value("sie_gateway_nats_connected") == 1
