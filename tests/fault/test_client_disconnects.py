@@ -74,7 +74,7 @@ def test_queued_work_of_clients_that_left_goes_at_once_and_never_runs(server: Se
         for client in leaving:
             client.close()
         wait_until(lambda: cancelled(server, "queued") == dropped + 8, what="eight cancellations")
-        assert in_flight(server, 1)
+        wait_until(lambda: in_flight(server, 1), what="the end of the eight requests")
         hold.unlink()
         status, body = staying.json()
     assert status == 200

@@ -25,7 +25,7 @@ from ipc.processes.liveness import SlotLock
 from ipc.sweep import sweep
 from ipc.wire.messages import InferCall
 from tests.fakes.holding import holding, is_waited_for
-from tests.harness.server import PATIENCE_S, ROOT, wait_until
+from tests.harness.server import PATIENCE_S, ROOT, stopped, wait_until
 from tests.harness.tensors import call_of, read, request_of
 from tests.harness.worker import Workers, program, tensor, workers
 
@@ -155,17 +155,16 @@ def test_a_cancelled_call_keeps_its_block_until_the_worker_has_read_it(
             await client.wait(
                 lambda: client.channels[0].cost_of("large") == 2 * 16, deadline.after(PATIENCE_S)
             )
-            running.processes[0].send_signal(signal.SIGSTOP)
-            for task in (on_device, waiting):
-                task.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await task
-            before = client.inputs.used_nbytes
-            queued.release()
-            block.release()
-            await asyncio.sleep(0)
-            assert client.inputs.used_nbytes == before, "a block was freed before the worker said so"
-            running.processes[0].send_signal(signal.SIGCONT)
+            with stopped(running.processes[0].pid):
+                for task in (on_device, waiting):
+                    task.cancel()
+                    with pytest.raises(asyncio.CancelledError):
+                        await task
+                before = client.inputs.used_nbytes
+                queued.release()
+                block.release()
+                await asyncio.sleep(0)
+                assert client.inputs.used_nbytes == before, "a block was freed before the worker said so"
             await client.wait(lambda: client.inputs.used_nbytes <= before // 2, deadline.after(PATIENCE_S))
             assert client.inputs.used_nbytes == before // 2, "what only waited is given back at once"
 

@@ -94,14 +94,20 @@ def expected(server: Server, lora: str | None) -> np.ndarray:
     return vectors(ask(server, None, model=BASE if lora is None else merged(lora)))
 
 
-def patient(server: Server, lora: str | None, texts: list[str] = TEXTS) -> np.ndarray:
-    """As a client that comes again after a 503 that asks for it."""
+def settled(server: Server, lora: str | None, texts: list[str] = TEXTS) -> Answer:
+    """The answer to a client that comes again after a 503 that asks for it."""
 
     def answered() -> Answer | None:
         answer = ask(server, lora, texts)
         return None if answer.status == 503 and "retry-after" in answer.headers else answer
 
-    return vectors(wait_until(answered, what=f"an answer with {lora}"))
+    found: Answer = wait_until(answered, what=f"an answer with {lora}")
+    return found
+
+
+def patient(server: Server, lora: str | None, texts: list[str] = TEXTS) -> np.ndarray:
+    """float32 [texts, width] of `settled`."""
+    return vectors(settled(server, lora, texts))
 
 
 def assert_loading(answer: Answer) -> None:
@@ -176,7 +182,7 @@ def test_a_failed_load_is_remembered_until_the_files_change(
     name = "broken-at-a-box" if is_gateway(either) else "broken"
     broken = loras.write(place / "loras" / name, place / "base", seed=9, use_dora=True)
     for _ in range(3):
-        answer = ask(either, name)
+        answer = settled(either, name)
         detail = answer.json()["detail"]
         assert (answer.status, detail["code"]) == (500, "INFERENCE_ERROR")
         assert detail["message"] == "LoRA load failed: adapter_config.json: use_dora is not supported"

@@ -92,7 +92,7 @@ def test_a_program_runs_in_a_sandbox_and_a_killed_one_fails_its_call_and_comes_b
             async with client(process) as host:
                 await until(lambda: bool(host.remote_tools))
                 assert host.remotes is not None and host.remotes.connected == 1
-                assert psutil.STATUS_ZOMBIE not in [each.status() for each in process.tree()]
+                await until(lambda: psutil.STATUS_ZOMBIE not in [each.status() for each in process.tree()])
                 variables, directory = orjson.loads((await _call(host, "env")).text)
                 assert directory == "/mnt/data" and variables["OWN"] == "1"
                 assert not any(name.startswith("PENSTOCK_") for name in variables)
@@ -169,7 +169,7 @@ def test_a_server_tells_its_tools_and_runs_a_call(server: Server) -> None:
     assert answer.model_extra is not None
     [record, *_] = answer.model_extra["agentic_tool_calls"]
     assert (record["name"], record["result_content"]) == ("p_echo", "you said hi")
-    assert server.metric("penstock_mcp_servers_connected") == 1
+    wait_until(lambda: server.metric("penstock_mcp_servers_connected") == 1, what="the gauge")
 
 
 def _mcp(port: int, message: Any) -> tuple[int, Any]:
