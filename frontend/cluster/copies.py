@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from frontend.state.places import Tables
-from ipc.store.store import How, LastingStore
+from ipc.store.lasting import LastingStore
+from ipc.store.store import How
 from ipc.wire.kept_rows import Value, are_values, key_of, read_values, values_of
 
 log = logging.getLogger(__name__)

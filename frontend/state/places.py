@@ -28,7 +28,8 @@ from typing import Protocol, TypeVar
 
 from frontend.state.content import Contents
 from ipc.processes.liveness import identity_of, is_running, own_identity
-from ipc.store.store import How, LastingStore
+from ipc.store.lasting import LastingStore
+from ipc.store.store import How
 
 _IN_ATTRIB = 0x4
 """Times, mode or number of links have changed (inotify(7))."""

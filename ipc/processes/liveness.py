@@ -120,6 +120,24 @@ def is_taken(lock: int) -> bool:
     return True
 
 
+def holder_of(lock: int) -> str:
+    """Who holds the lock of the open file or directory `lock`, with the state that the kernel tells.
+
+    "another process" where the kernel does not tell, as of a process outside of this container.
+    """
+    status = os.fstat(lock)
+    place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    try:
+        for line in Path("/proc/locks").read_text().splitlines():
+            match line.split():
+                case [_, "FLOCK", _, _, pid, found, *_] if found == place:
+                    state = Path(f"/proc/{pid}/status").read_text().partition("State:")[2].split("\n")[0]
+                    return f"process {pid} ({state.split(maxsplit=1)[-1].strip('()')})"
+    except (OSError, IndexError):
+        pass
+    return "another process"
+
+
 def take_slot(path: Path) -> SlotLock:
     """The lock at `path`; a sweep may hold the lock for a moment. Raises `SlotTaken` when another process has it."""
     until = time.monotonic() + SLOT_WAIT_S

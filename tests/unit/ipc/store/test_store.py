@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,7 @@ from ipc import deadline
 from ipc.errors import DeadlineExceeded, InvalidInput
 from ipc.processes.paths import RunPaths, prepare_run_dir
 from ipc.processes.starting import TOP
-from ipc.store import store
-from ipc.store.store import LastingStore, Store, StoreUnreadable, Table, begin
+from ipc.store.store import Store, StoreUnreadable, Table, begin
 
 OPEN = """
 import signal, sys
@@ -325,131 +324,3 @@ def test_a_row_of_another_form_is_told_passed_over_and_deleted_by_the_next_chang
         put(mine, "b", "2")
         assert other.execute("SELECT key FROM state WHERE kind = 'k'").fetchall() == [(b"a",), (b"b",)]
     assert mine.rows() == {"a": "1", "b": "2"}
-
-
-def test_a_look_up_on_the_event_loop_sees_each_commit_and_waits_for_no_lock(tmp_path: Path) -> None:
-    path = tmp_path / "lasting.db"
-    mine = LastingStore(path, "CREATE TABLE IF NOT EXISTS numbers (number INTEGER);")
-    threads = list[int]()
-
-    def count(connection: sqlite3.Connection) -> int:
-        threads.append(threading.get_ident())
-        (number,) = connection.execute("SELECT count(*) FROM numbers").fetchone()
-        return int(number)
-
-    async def act() -> None:
-        assert await mine.find(count) == 0
-        await LastingStore(path, "").write(lambda each: each.execute("INSERT INTO numbers VALUES (1)"))
-        assert await mine.find(count) == 1
-        assert set(threads) == {threading.get_ident()}
-        with closing(sqlite3.connect(path, isolation_level=None)) as other:
-            other.execute("BEGIN IMMEDIATE")
-            other.execute("INSERT INTO numbers VALUES (2)")
-            assert await mine.find(count) == 1
-            other.execute("COMMIT")
-        assert await mine.find(count) == 2
-        assert set(threads) == {threading.get_ident()}
-
-    asyncio.run(act())
-
-
-def test_a_look_up_in_a_file_that_is_locked_leaves_the_event_loop_free(tmp_path: Path) -> None:
-    mine = LastingStore(tmp_path / "lasting.db", "")
-    threads = list[int]()
-
-    def look(_: sqlite3.Connection) -> str:
-        threads.append(threading.get_ident())
-        if threads == [threading.get_ident()]:
-            locked = sqlite3.OperationalError("database is locked")
-            locked.sqlite_errorcode = sqlite3.SQLITE_BUSY
-            raise locked
-        return "read"
-
-    assert asyncio.run(mine.find(look)) == "read"
-    assert len(threads) == 2 and threads[0] != threads[1]
-
-
-def test_a_version_leaves_the_event_loop_free_while_another_process_opens_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mine, waits = LastingStore(tmp_path / "lasting.db", ""), threading.Event()
-    threads = set[int]()
-    is_taken = store.is_taken
-
-    def observed(lock: int) -> bool:
-        threads.add(threading.get_ident())
-        taken = is_taken(lock)
-        if not taken:
-            waits.set()
-        return taken
-
-    monkeypatch.setattr(store, "is_taken", observed)
-    other = os.open(tmp_path, os.O_RDONLY | os.O_CLOEXEC)
-
-    async def act() -> None:
-        assert is_taken(other)
-        version = asyncio.ensure_future(mine.version())
-        assert await asyncio.to_thread(waits.wait, 60)
-        os.close(other)
-        assert await version == await mine.version()
-        assert threads and threading.get_ident() not in threads
-
-    asyncio.run(act())
-
-
-@pytest.mark.parametrize("before", [None, b"this is no database" * 100], ids=["no file", "a broken file"])
-def test_processes_that_open_the_file_at_once_take_turns(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bytes | None
-) -> None:
-    path = tmp_path / "lasting.db"
-    if before is not None:
-        path.write_bytes(before)
-    schema = "CREATE TABLE IF NOT EXISTS numbers (number INTEGER);"
-    first, second = LastingStore(path, schema), LastingStore(path, schema)
-    opens, goes_on = threading.Event(), threading.Event()
-    connect, is_taken = store.connect, store.is_taken
-
-    def slow(path: Path, timeout_s: float) -> sqlite3.Connection:
-        """Let `first` stand still with the file open, and locked if the file can be, until `second` waits or ends."""
-        connection = connect(path, timeout_s)
-        if not opens.is_set():
-            with suppress(sqlite3.DatabaseError):
-                connection.execute("BEGIN IMMEDIATE")
-            opens.set()
-            assert goes_on.wait(60)
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-        return connection
-
-    def observed(lock: int) -> bool:
-        taken = is_taken(lock)
-        if not taken:
-            goes_on.set()
-        return taken
-
-    monkeypatch.setattr(store, "connect", slow)
-    monkeypatch.setattr(store, "is_taken", observed)
-
-    async def act() -> None:
-        writes = [
-            asyncio.create_task(
-                first.write(lambda each: each.execute("INSERT INTO numbers VALUES (1)").rowcount)
-            )
-        ]
-        assert await asyncio.to_thread(opens.wait, 60)
-        writes.append(
-            asyncio.create_task(
-                second.write(lambda each: each.execute("INSERT INTO numbers VALUES (2)").rowcount)
-            )
-        )
-        writes[1].add_done_callback(lambda _: goes_on.set())
-        assert await asyncio.gather(*writes) == [1, 1]
-        for each in (first, second):
-            found = await each.read(
-                lambda connection: connection.execute("SELECT number FROM numbers").fetchall()
-            )
-            assert sorted(found) == [(1,), (2,)]
-
-    asyncio.run(act())
-    broken = path.with_suffix(".broken")
-    assert (broken.read_bytes() if broken.exists() else None) == before

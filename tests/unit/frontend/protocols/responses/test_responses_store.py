@@ -27,7 +27,7 @@ from frontend.protocols.responses.store import (
 )
 from ipc import settings
 from ipc.processes import liveness
-from ipc.store import store as shared_store
+from ipc.store import lasting
 from tests.fakes.places import in_both_places, place_at
 from tests.harness.server import dead_process
 
@@ -415,7 +415,7 @@ def test_a_broken_file_is_put_aside(tmp_path: Path) -> None:
 
 
 def test_a_writer_that_never_ends_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_store, "WAIT_S", 0.05)
+    monkeypatch.setattr(lasting, "WAIT_S", 0.05)
     kept = _made(tmp_path)
 
     async def act() -> None:
