@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.conformance.required_tool import named_python
+from tests.harness.server import Server
 
 LINES = {"old": ("TEST_SIE_OLD_PYTHON", "sie-sdk<0.4"), "new": ("TEST_SIE_PYTHON", "sie-sdk")}
 CLIENTS = (
@@ -59,6 +60,17 @@ async def tried(call):
 """
 """What programs of a client begin with: the class `KIND`, and calls that are the same for both kinds."""
 
+_ENCODE = """
+async def main():
+    client = KIND(sys.argv[2])
+    model, text, options = sys.argv[3], sys.argv[4], json.loads(sys.argv[5])
+    found = await tried(lambda: client.encode(model, {"text": text}, **options))
+    print(json.dumps(found["dense"].tolist() if "dense" in found else found))
+    await got(client.close())
+
+asyncio.run(main())
+"""
+
 
 class Client(NamedTuple):
     """The interpreter that has a line of the client, and the kind of its calls: `sync` or `async`."""
@@ -75,6 +87,10 @@ class Client(NamedTuple):
         command = self.command(program, *arguments)
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
+    def encodes(self, server: Server, model: str, text: str, **options: Any) -> subprocess.Popen[str]:
+        """A client that encodes a text, waiting as long as it does by itself, and prints the vector or its error."""
+        return self.started(_ENCODE, server.url, model, text, json.dumps(options))
+
     def printed(self, program: str, *arguments: str, sent: Any = None) -> Any:
         """The JSON that a program prints, which reads `sent` as JSON."""
         done = subprocess.run(
@@ -87,6 +103,18 @@ class Client(NamedTuple):
         )
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
+
+
+def printed_by(process: subprocess.Popen[str]) -> Any:
+    """The JSON that a client has printed at its end."""
+    printed, error = process.communicate(timeout=120)
+    assert process.returncode == 0, error
+    return json.loads(printed)
+
+
+def refusals(server: Server) -> float:
+    """Answers of a server with status 503, after which clients ask again."""
+    return server.metric("http_requests_total", status="503")
 
 
 @pytest.fixture(scope="module", params=CLIENTS, ids="-".join)

@@ -19,7 +19,7 @@ from tests.harness.broker import Broker
 from tests.harness.cluster import box, gateway, gateway_over, in_flight, living
 from tests.harness.relay import relay
 from tests.harness.server import FAKE_CATALOG, Server, wait_until
-from tests.harness.sie_clients import Client, each_client
+from tests.harness.sie_clients import Client, each_client, printed_by
 
 BOXES = {"a", "b", "c"}
 MODELS = ("fake/echo", "fake/score", "fake/extract")
@@ -188,9 +188,7 @@ def test_a_client_behind_a_balancer_goes_on_when_its_gateway_is_killed(
             # The client asks again by itself, and the balancer brings the request to the gateway that lives.
             wait_until(lambda: in_flight(stage.two) == 1, what="the request at the other gateway")
             hold.unlink()
-            out, error = process.communicate(timeout=120)
-        assert process.returncode == 0, error
-        found, more = json.loads(out)
+            found, more = printed_by(process)
         np.testing.assert_allclose(found, vector_of(text, 16), atol=1e-6)
         for number, vector in enumerate(more):
             np.testing.assert_allclose(vector, vector_of(str(number), 16), atol=1e-6)

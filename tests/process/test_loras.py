@@ -16,6 +16,7 @@ import pytest
 
 from tests.harness.cluster import is_gateway, ways_to
 from tests.harness.server import Answer, Server, serving, wait_until
+from tests.harness.sie_clients import Client, each_client, printed_by, refusals
 from tests.tiny import loras
 from tests.tiny.models import build
 from tests.tiny.texts import mixed_lengths
@@ -76,6 +77,8 @@ def server(place: Path) -> Iterator[Server]:
 
 
 either = ways_to("server")
+
+client = each_client
 
 
 def ask(server: Server, lora: str | None, texts: list[str] = TEXTS, model: str = BASE) -> Answer:
@@ -174,6 +177,21 @@ def test_requests_wait_for_a_load_and_are_told_to_come_again_when_it_takes_longe
         (late / "hold").unlink()
         assert {answer.result().shape for answer in waiting} == {(5, 64)}
     assert server.log.count(f"LoRA late of {BASE} loaded") == 1
+
+
+@pytest.mark.long
+def test_the_client_of_sie_waits_for_an_adapter(
+    client: Client, either: Server, place: Path, request: pytest.FixtureRequest
+) -> None:
+    name = f"for-{request.node.callspec.id}"
+    hold = loras.write(place / "loras" / name, place / "base", seed=len(name)) / "hold"
+    hold.touch()
+    began = refusals(either)
+    with client.encodes(either, BASE, TEXTS[1], options={"lora": name}) as process:
+        wait_until(lambda: refusals(either) > began, what="an answer that asks to come again")
+        hold.unlink()
+        vector = printed_by(process)
+    assert np.abs(vector - patient(either, name, [TEXTS[1]])[0]).max() < 1e-5
 
 
 def test_a_failed_load_is_remembered_until_the_files_change(

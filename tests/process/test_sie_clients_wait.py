@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -18,20 +16,10 @@ from tests.harness.broker import broker
 from tests.harness.cluster import box, gateway, gateway_over, is_cut_off
 from tests.harness.lifecycle import ON_DEMAND, Models
 from tests.harness.server import Server, serving, wait_until
-from tests.harness.sie_clients import Client, each_client
+from tests.harness.sie_clients import Client, each_client, printed_by, refusals
 
 pytestmark = pytest.mark.long
 
-ENCODE = """
-async def main():
-    client = KIND(sys.argv[2])
-    model, text, options = sys.argv[3], sys.argv[4], json.loads(sys.argv[5])
-    found = await tried(lambda: client.encode(model, {"text": text}, **options))
-    print(json.dumps(found["dense"].tolist() if "dense" in found else found))
-    await got(client.close())
-
-asyncio.run(main())
-"""
 client = each_client
 Way = Callable[[Path, dict[str, Any]], AbstractContextManager[Server]]
 
@@ -57,18 +45,6 @@ def behind(place: Path, settings: dict[str, Any]) -> Iterator[Server]:
 WAYS = pytest.mark.parametrize("way", [local, behind])
 
 
-def refusals(server: Server) -> float:
-    """Answers with status 503."""
-    return server.metric("http_requests_total", status="503")
-
-
-def vector(process: subprocess.Popen[str]) -> Any:
-    """The vector that a client has printed at its end."""
-    printed, error = process.communicate(timeout=120)
-    assert process.returncode == 0, error
-    return json.loads(printed)
-
-
 @WAYS
 def test_a_client_waits_for_a_load(client: Client, tmp_path: Path, way: Way) -> None:
     models, hold = Models(tmp_path / "catalog"), tmp_path / "hold"
@@ -77,10 +53,10 @@ def test_a_client_waits_for_a_load(client: Client, tmp_path: Path, way: Way) -> 
     settings = {**ON_DEMAND, "catalog.dirs": models.directory, "limits.load_wait_s": 0.3}
     with way(tmp_path, settings) as server:
         wait_until(lambda: b"late" in server.get("/v1/models").body, what="the model's name")
-        with client.started(ENCODE, server.url, "late", "x", "{}") as process:
+        with client.encodes(server, "late", "x") as process:
             wait_until(lambda: refusals(server) >= 1, what="a refusal")
             hold.unlink()
-            np.testing.assert_allclose(vector(process), vector_of("x", 16), atol=1e-6)
+            np.testing.assert_allclose(printed_by(process), vector_of("x", 16), atol=1e-6)
 
 
 @WAYS
@@ -90,7 +66,8 @@ def test_a_client_asks_again_for_memory_as_often_as_it_may(client: Client, tmp_p
     with way(tmp_path, {**ON_DEMAND, "catalog.dirs": models.directory}) as server:
         wait_until(lambda: server.encode("small", ["x"]).status == 200, what="the load")
         began = refusals(server)
-        told = client.printed(ENCODE, server.url, "small", "a" * 1000, '{"max_oom_retries": 1}')
+        with client.encodes(server, "small", "a" * 1000, max_oom_retries=1) as process:
+            told = printed_by(process)
         assert (told["error"], told["code"]) == ("ResourceExhaustedError", "RESOURCE_EXHAUSTED")
         assert refusals(server) == began + 2
 
@@ -104,7 +81,7 @@ def test_a_client_waits_for_the_broker_of_a_gateway(client: Client, tmp_path: Pa
         one.kill()
         wait_until(lambda: is_cut_off(server), what="the loss of the broker")
         began = refusals(server)
-        with client.started(ENCODE, server.url, "fake/echo", "x", "{}") as process:
+        with client.encodes(server, "fake/echo", "x") as process:
             wait_until(lambda: refusals(server) > began, what="a refusal")
             one.start()
-            np.testing.assert_allclose(vector(process), vector_of("x", 16), atol=1e-6)
+            np.testing.assert_allclose(printed_by(process), vector_of("x", 16), atol=1e-6)
