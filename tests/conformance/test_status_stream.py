@@ -259,7 +259,7 @@ def test_what_waits_and_runs_is_shown_while_it_does(server: Server) -> None:
         return [device for device in frame["devices"] if "batch" in device]
 
     with watching(server) as viewer:
-        assert shown(next_frame(viewer))["in_flight"] == 0
+        frame_when(viewer, lambda frame: shown(frame)["in_flight"] == 0, what="the end of earlier requests")
         body = json.dumps({"items": [{"text": "word " * WORDS}] * 400}).encode()
         head = (
             f"POST /v1/encode/{SLOW} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"

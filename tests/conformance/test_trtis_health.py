@@ -14,7 +14,7 @@ from google.protobuf import text_format
 from ipc.protos import trtis_v1_pb2 as pb
 from tests.conformance.trtis import infer, status_of
 from tests.conformance.trtis_transports import TRANSPORTS, Asked, Stub
-from tests.harness.raw import RawClient
+from tests.harness.raw import RawClient, accepts
 from tests.harness.rpc import address_of, grpc_settings
 from tests.harness.server import Server, alive, make_server, serving, wait_until
 from tests.tiny.programs import SCRIPTED, write_repository
@@ -157,7 +157,7 @@ def test_kept_connections_hear_that_the_server_exits_but_nothing_of_a_reload(
     paths = ("/api/health/live", "/api/health/ready", "/api/status", "/api/status/add_sub")
     clients = [RawClient(server.port) for _ in range(len(paths) + 1)]
     server.process.send_signal(signal.SIGTERM)
-    wait_until(lambda: not accepts(server), DRAIN_S, "the drain")
+    wait_until(lambda: not accepts(server.port), DRAIN_S, "the drain")
     for client, path in zip(clients, paths, strict=False):
         code, headers, body = ask(client, path)
         told = text_format.Parse(headers["nv-status"], pb.RequestStatus())
@@ -175,12 +175,3 @@ def ends(kept: RawClient) -> bool:
     code, headers, _ = ask(kept, "/api/status/add_sub")
     assert code == 200
     return headers.get("connection") == "close"
-
-
-def accepts(server: Server) -> bool:
-    """Whether anybody listens."""
-    try:
-        RawClient(server.port).close()
-    except ConnectionRefusedError:
-        return False
-    return True

@@ -86,3 +86,12 @@ class RawClient:
         if not part:
             raise ConnectionError("the connection ended within a response")
         return part
+
+
+def accepts(port: int) -> bool:
+    """Whether a server takes connections. A listener that closes resets who waits there to be accepted."""
+    try:
+        RawClient(port).close()
+    except ConnectionError:
+        return False
+    return True

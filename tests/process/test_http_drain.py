@@ -40,7 +40,7 @@ class Load:
         while not until.is_set():
             try:
                 reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            except ConnectionRefusedError:
+            except (ConnectionRefusedError, ConnectionResetError):
                 self.refused += 1
                 await asyncio.sleep(0.01)
                 continue

@@ -12,7 +12,7 @@ import pytest
 
 from tests.harness.keys import bearer, write_keys
 from tests.harness.ports import free_port
-from tests.harness.raw import RawClient
+from tests.harness.raw import RawClient, accepts
 from tests.harness.server import Answer, Server, make_server, serving, wait_until
 
 
@@ -153,7 +153,7 @@ def test_probes_of_life_are_answered_while_the_server_drains_and_no_address_outl
             busy.encode("fake/slow", ["long " * 300] * 30)
             wait_until(lambda: server.metric("penstock_requests_in_flight") >= 1, what="a request in work")
             server.process.send_signal(signal.SIGTERM)
-            wait_until(lambda: not _accepts(server), what="the drain")
+            wait_until(lambda: not accepts(server.port), what="the drain")
             probe.socket.sendall(b"GET /readyz HTTP/1.1\r\nHost: h\r\n\r\n")
             status, headers, body = probe.answer()
             assert (status, headers["connection"], body) == (503, "close", b"not ready\ndraining\n")
@@ -163,18 +163,10 @@ def test_probes_of_life_are_answered_while_the_server_drains_and_no_address_outl
             scrape.socket.sendall(b"GET /metrics HTTP/1.1\r\nHost: h\r\n\r\n")
             assert scrape.answer()[0] == 200
             assert busy.answer()[0] == 200
-            assert not _accepts(metrics)
+            assert not accepts(metrics.port)
         assert server.process.wait(60) == 0
-        assert not _accepts(health)
+        assert not accepts(health.port)
         wait_until(lambda: not server.pids(), what="the end of all processes")
-
-
-def _accepts(server: Server) -> bool:
-    try:
-        RawClient(server.port).close()
-    except ConnectionRefusedError:
-        return False
-    return True
 
 
 def test_a_reload_keeps_the_addresses_and_refuses_others(tmp_path: Path) -> None:

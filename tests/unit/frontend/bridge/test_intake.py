@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from frontend.bridge import intake as module
 from frontend.bridge.intake import ACK, NAK, TERM, WORKING, Intake
 from frontend.bridge.meter import Meter
 from frontend.bridge.results import MOST_ERROR_NCHARS
@@ -181,7 +182,10 @@ def test_an_item_is_claimed_at_once_and_its_answer_is_kept_until_the_gateway_has
     played(scene)
 
 
-def test_pure_work_that_ends_before_its_claim_is_not_claimed() -> None:
+def test_pure_work_that_ends_before_its_claim_is_not_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Claims leave when the test says so."""
+    monkeypatch.setattr(module, "CLAIM_AFTER_S", 3600.0)
+
     async def scene(stage: Stage) -> None:
         stage.intake.take(stage.item(1))
         stage.intake.take(stage.item(2))
@@ -189,8 +193,9 @@ def test_pure_work_that_ends_before_its_claim_is_not_claimed() -> None:
         stage.engine.free.set()
         await stage.turn()
         stage.engine.free.clear()
+        stage.intake._say_claims()
         stage.intake.take(stage.item(3))
-        await stage.claimed(1)
+        stage.intake._say_claims()
         assert [result.work_item_id for result in stage.results] == [f"{ROUTER}.1"]
         assert [claim.ids for claim in stage.claims] == [[f"{ROUTER}.3"]]
 
