@@ -45,7 +45,7 @@ async def watch_until(watched: Watch, seen: asyncio.Event) -> None:
     watcher = asyncio.create_task(watched.run())
     waiter = asyncio.create_task(seen.wait())
     try:
-        done, _ = await asyncio.wait((watcher, waiter), timeout=10, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait((watcher, waiter), timeout=60, return_when=asyncio.FIRST_COMPLETED)
         assert done == {waiter}
     finally:
         watcher.cancel()

@@ -66,7 +66,7 @@ def test_a_kept_address_is_open_to_frontends_and_closed_to_other_servers() -> No
         with (
             shared(port),
             shared(port),
-            socket.create_connection(("127.0.0.1", port), timeout=5),
+            socket.create_connection(("127.0.0.1", port), timeout=60),
             pytest.raises(ConfigError, match=r"grpc\.bind"),
         ):
             addresses.reserve(bind, SETTING)

@@ -21,7 +21,7 @@ def pair() -> Iterator[Pair]:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         port = listener.getsockname()[1]
-        with socket.create_connection(("127.0.0.1", port), timeout=5) as client:
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
             server, _ = listener.accept()
             with server:
                 yield server, client, port

@@ -156,7 +156,7 @@ def test_a_fault_of_a_method_ends_its_rpc_alone(tmp_path: Path) -> None:
 def test_an_error_of_letters_that_grpc_cannot_send_is_told_with_their_numbers(tmp_path: Path) -> None:
     async def session(contract: Contract, ask: Ask) -> None:
         with pytest.raises(aio.AioRpcError) as failure:
-            await ask(named("surrogate"), timeout=5)
+            await ask(named("surrogate"), timeout=60)
         assert failure.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert failure.value.details() == "no file \\udcff"
 
@@ -183,9 +183,9 @@ def test_a_fault_of_a_refusal_costs_its_rpc_alone(tmp_path: Path) -> None:
             async with asyncio.timeout(60), aio.insecure_channel(f"127.0.0.1:{port}") as channel:
                 ask = channel.unary_unary(f"/{contract.descriptor.full_name}/ModelInfer")
                 with pytest.raises(aio.AioRpcError, match="internal error"):
-                    await ask(b"", timeout=10)
+                    await ask(b"", timeout=60)
                 door._places = places
-                assert await ask(b"", timeout=10) == b"answered"
+                assert await ask(b"", timeout=60) == b"answered"
         finally:
             await server.stop(0)
             made.engine.client.inputs.close()  # type: ignore[attr-defined]

@@ -75,7 +75,7 @@ def on_loop(made: Services, work: Coroutine[Any, Any, None]) -> None:
     asyncio.run(test())
 
 
-def open_(made: Services, upload: Upload, head_nbytes: int, timeout_s: float = 10) -> Any:
+def open_(made: Services, upload: Upload, head_nbytes: int, timeout_s: float = 60) -> Any:
     """The context of a body."""
     return receive(made.tensor_inference.inputs, upload.request, head_nbytes, deadline.after(timeout_s))
 
@@ -170,7 +170,7 @@ def test_a_body_over_the_limit_takes_no_block(tmp_path: Path) -> None:
     on_loop(made, test())
 
 
-async def _fails(made: Services, upload: Upload, error: type[PenstockError], timeout_s: float = 10) -> None:
+async def _fails(made: Services, upload: Upload, error: type[PenstockError], timeout_s: float = 60) -> None:
     with pytest.raises(error):
         async with open_(made, upload, 0, timeout_s):
             pass
@@ -195,7 +195,7 @@ async def _until_arriving(made: Services, count: int) -> None:
             await asyncio.sleep(0)
 
 
-async def _whole(made: Services, upload: Upload, timeout_s: float = 10) -> Body:
+async def _whole(made: Services, upload: Upload, timeout_s: float = 60) -> Body:
     async with open_(made, upload, len(HEAD), timeout_s) as found:
         return Body(found.head, memoryview(bytes(found.data)), found.block)
 

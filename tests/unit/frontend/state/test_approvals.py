@@ -65,7 +65,7 @@ def test_a_decision_at_another_frontend_releases_the_wait(tmp_path: Path) -> Non
         assert await there.decide("a", "appr_1", YES) == "not_found"
         assert await _rows(here) == 0
         assert not here._waiting
-        await asyncio.wait_for(here._looking or asyncio.sleep(0), 10)
+        await asyncio.wait_for(here._looking or asyncio.sleep(0), 60)
 
     _run(act())
 
@@ -250,7 +250,7 @@ def test_a_cancelled_wait_leaves_no_row_and_nothing_looks_when_nobody_waits(tmp_
         await asyncio.gather(task, return_exceptions=True)
         assert task.cancelled()
         assert await _rows(here) == 0
-        await asyncio.wait_for(looking, 10)
+        await asyncio.wait_for(looking, 60)
         task = await _waiting(here, "appr_2")
         await here.decide("a", "appr_2", YES)
         assert await task == YES

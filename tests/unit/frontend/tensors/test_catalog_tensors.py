@@ -62,7 +62,7 @@ def ask(
 ) -> TensorResult:
     """Run one request."""
     known = plain_scope()
-    known.deadline_ns = deadline.after(10)
+    known.deadline_ns = deadline.after(60)
     request = TensorRequest(model, None, list(inputs), wanted, parameters=parameters)
     return asyncio.run(run(made, known, request))
 

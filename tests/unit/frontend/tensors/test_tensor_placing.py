@@ -83,7 +83,7 @@ def services(root: Path, **settings: str) -> Services:
     )
 
 
-def fresh(timeout_s: float = 10) -> RequestScope:
+def fresh(timeout_s: float = 60) -> RequestScope:
     """The context of a request."""
     made = plain_scope()
     made.deadline_ns = deadline.after(timeout_s)

@@ -85,7 +85,7 @@ def services(root: Path, made: Any = answer, **settings: str) -> Services:
     return services_of(root, [entry(name) for name in CONFIGS], statuses, made, **settings)
 
 
-def fresh(timeout_s: float = 20) -> RequestScope:
+def fresh(timeout_s: float = 60) -> RequestScope:
     """The context of a request."""
     made = plain_scope()
     made.deadline_ns = deadline.after(timeout_s)

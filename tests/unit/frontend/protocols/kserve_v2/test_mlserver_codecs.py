@@ -63,7 +63,7 @@ def made(tmp_path: Path) -> Services:
 def ask(made: Services, request: TensorRequest) -> Any:
     """Run a request: the call that was made, and its outputs."""
     scope = plain_scope()
-    scope.deadline_ns = deadline.after(10)
+    scope.deadline_ns = deadline.after(60)
     result = asyncio.run(run(made, scope, request))
     return made.engine.client.requests[-1].call, result.outputs  # type: ignore[attr-defined]
 
