@@ -217,7 +217,12 @@ def test_sequences_are_counted_and_expire(server: Server) -> None:
     wait_until(lambda: active() == 0, what="no sequence")
     name, before = next(_names), server.metric("penstock_sequences_expired_total", model="accumulator@1")
     over_v2_http(server, "accumulator", name, 1, True, False)
-    wait_until(lambda: active() == 1, what="the sequence")
+
+    def goes_on() -> bool:
+        over_v2_http(server, "accumulator", name, 1, False, False)
+        return active() == 1
+
+    wait_until(goes_on, what="the sequence in the metrics")
     wait_until(
         lambda: server.metric("penstock_sequences_expired_total", model="accumulator@1") == before + 1,
         what="its expiry",
