@@ -25,6 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import numpy as np
 from nats.aio.msg import Msg
 
 from frontend.cluster.broker import Broker, readable
@@ -46,10 +47,6 @@ T = TypeVar("T")
 
 class TransferFailed(PenstockError):
     """The bytes of an offer could not be got: the other side has gone, or has other bytes."""
-
-
-class _Buffer(bytearray):
-    """Bytes that tell when nobody has them any more."""
 
 
 class Room:
@@ -85,12 +82,13 @@ class Room:
                 self._give(nbytes)
             raise
         try:
-            found = _Buffer(nbytes)
+            # PERF: a bytearray would be filled with zeros first.
+            found = np.empty(nbytes, np.uint8)
         except MemoryError:
             self._give(nbytes)
             raise
         weakref.finalize(found, self._ended, loop, nbytes)
-        return memoryview(found)
+        return found.data
 
     def _ended(self, loop: asyncio.AbstractEventLoop, nbytes: int) -> None:
         # NOTE: the last view may go in a thread, and behind the end of the loop.
