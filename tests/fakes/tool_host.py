@@ -27,6 +27,7 @@ from ipc.wire.tools import (
     ToHost,
     to_host,
 )
+from tests.harness.server import PATIENCE_S
 
 Answer = Callable[[str, Call], Awaitable["Result | tuple[Result, dict[str, bytes]] | str"]]
 """The result of a call in a sandbox, alone or with the bytes of produced files by path; a text fails the call."""
@@ -110,7 +111,7 @@ def _descriptor(data: bytes) -> int:
     return fd
 
 
-async def until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
+async def until(condition: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:
     """Wait for a condition that other tasks of the loop make true."""
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110

@@ -21,7 +21,7 @@ from tests.fuzz.playing import Played, play, statuses_of
 from tests.fuzz.session import Session, load
 from tests.fuzz.watching import DOCUMENTED, Watch
 from tests.harness.rpc import address_of, grpc_settings
-from tests.harness.server import Server, serving
+from tests.harness.server import Server, serving, wait_until
 from tests.tiny.programs import SCRIPTED, write_repository
 
 MODELS = ("add_sub", "add_sub_string", "identity_bytes", "classifier_nhwc")
@@ -143,8 +143,17 @@ def test_kept_sessions_do_no_harm(watched: tuple[Server, Watch]) -> None:
     for (path, session), played in zip(found, outcomes, strict=True):
         assert not (reason := wrong(session, played)), f"{path}: {reason}"
         if session.door == "http" and not path.name.startswith(("found-", "preface", "websocket")):
-            assert statuses_of(played.received) in ([200], [200, 200]), (path, played.received[:300])
+            # A busy machine may be silent for longer than a client waits.
+            assert is_good(played) or wait_until(
+                lambda one=session: is_good(*play([one], ports(server), PATIENT_S)),  # type: ignore[misc]
+                what=f"a good answer to {path}",
+            )
     watch.check()
+
+
+def is_good(played: Played) -> bool:
+    """Whether one request, or two, got what a good request gets."""
+    return statuses_of(played.received) in ([200], [200, 200])
 
 
 @pytest.mark.timeout(180)
