@@ -7,8 +7,11 @@ environment that `TEST_SIE_PYTHON` names, and `pip install 'sie-sdk<0.4'` the ol
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import pytest
@@ -82,12 +85,19 @@ class Client(NamedTuple):
         """The command of a program behind the facade."""
         return [self.python, "-c", FACADE + program, self.kind, *arguments]
 
-    def started(self, program: str, *arguments: str) -> subprocess.Popen[str]:
-        """A program that runs beside the test, whose streams are read at its end."""
+    @contextlib.contextmanager
+    def started(self, program: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+        """A program that runs beside the test. A test that fails before the program has ended kills the program."""
         command = self.command(program, *arguments)
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            try:
+                yield process
+            finally:
+                process.kill()
 
-    def encodes(self, server: Server, model: str, text: str, **options: Any) -> subprocess.Popen[str]:
+    def encodes(
+        self, server: Server, model: str, text: str, **options: Any
+    ) -> AbstractContextManager[subprocess.Popen[str]]:
         """A client that encodes a text, waiting as long as it does by itself, and prints the vector or its error."""
         return self.started(_ENCODE, server.url, model, text, json.dumps(options))
 
