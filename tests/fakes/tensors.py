@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from frontend.access.gate import Gate
+from frontend.engine.answer import CopyBudget
 from frontend.engine.interface import bytes_of
 from frontend.engine.local.engine import LocalEngine
 from frontend.http.bodies import BodyReader
@@ -254,7 +255,7 @@ def services_of(
     services.recorder = recorder
     engine = LocalEngine(chosen, services.catalog, client, services.drain)
     services.engine, services.directory = engine, engine.directory
-    services.bodies = BodyReader(chosen.limits)
+    services.bodies, services.copies = BodyReader(chosen.limits), CopyBudget(chosen.arena.copy_out_bytes)
     services.extensions = SimpleNamespace(  # type: ignore[assignment]
         counters=FakeStatistics(lambda name: services.tensor_models.known(name)),
         regions=FakeRegions(),

@@ -721,13 +721,15 @@ def test_the_first_token_has_a_time_of_its_own(tmp_path: Path, clock: Clock, sta
 def test_a_deadline_bounds_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(frontend: Frontend) -> None:
         worker = frontend.workers[0]
+        earliest_ns = deadline.after(1000)
         async with generating(frontend, deadline_s=1000) as (request, generation):
+            latest_ns = deadline.after(1000)
             worker.say((request, 0, "a"))
             clock = Clock.of(channel_module, monkeypatch)
-            clock.now = deadline.after(1000) / 1e9
+            clock.now = earliest_ns / 1e9
             worker.channel._expire()
             assert not worker.cancelled
-            clock.now += EXPIRE_GRACE_NS / 1e9 + 1
+            clock.now = (latest_ns + EXPIRE_GRACE_NS) / 1e9 + 1
             worker.channel._expire()
             assert await anext(generation) == [Started(5, 3), Text(0, "a", 1, None)]
             await fails(generation, DeadlineExceeded, "the deadline passed")

@@ -13,6 +13,7 @@ import grpc
 import pytest
 from grpc import aio
 
+from frontend.grpc import rpc
 from frontend.grpc.accepting import Door, Server
 from frontend.grpc.call import Method
 from frontend.grpc.rpc import ServedUnary
@@ -151,6 +152,18 @@ def test_a_fault_of_a_method_ends_its_rpc_alone(tmp_path: Path) -> None:
         assert await ask(b"") == b"answered"
 
     assert play(tmp_path, session) == ["500", "200"]
+
+
+def test_an_answer_that_leaves_late_ends_its_rpc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine looks at an answer before the answer has left."""
+    monkeypatch.setattr(rpc, "LOOK_S", 0.0)
+
+    async def session(contract: Contract, ask: Ask) -> None:
+        contract.release.set()
+        for _ in range(20):
+            assert await ask(b"") == b"answered"
+
+    assert play(tmp_path, session) == ["200"] * 20
 
 
 def test_an_error_of_letters_that_grpc_cannot_send_is_told_with_their_numbers(tmp_path: Path) -> None:
