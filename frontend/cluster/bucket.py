@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import msgspec
 from nats.aio.msg import Msg
-from nats.errors import Error
+from nats.errors import ConnectionClosedError, Error
 from nats.js.api import DeliverPolicy, KeyValueConfig, StorageType
 from nats.js.errors import APIError, BucketNotFoundError, NotFoundError
 from nats.js.kv import KeyValue
@@ -111,23 +111,22 @@ class Value(NamedTuple):
 
 
 async def all_values(broker: Broker, bucket: str) -> AsyncGenerator[Value]:
-    """The last write of each key of a bucket, in the order of the writes.
+    """The last write of each key of a bucket, in the order of the writes; a key that is written meanwhile comes again.
 
     Raises `NotFoundError` for a bucket that is not there, and one of `LOST`, also when the next value does not come
     within `VALUE_S`.
 
     NOTE: the client library's watcher takes a bucket for empty where the brokers have sent all values and none has come
-    yet. Its consumers stay for five minutes, and a stream has room for so many.
+    yet. Its consumers stay for five minutes, and a stream has room for so many. With a callback the library lets the
+    brokers send the whole bucket, however slowly the values are read.
     """
     stream, prefix = f"KV_{bucket}", f"$KV.{bucket}."
     context = broker.client.jetstream(timeout=TIMEOUT_S)
     if not (await context.stream_info(stream)).state.messages:
         return
-    messages = asyncio.Queue[Msg]()
     subscription = await context.subscribe(
         f"{prefix}>",
         stream=stream,
-        cb=messages.put,
         ordered_consumer=True,
         deliver_policy=DeliverPolicy.LAST_PER_SUBJECT,
         inactive_threshold=VALUE_S,
@@ -135,18 +134,26 @@ async def all_values(broker: Broker, bucket: str) -> AsyncGenerator[Value]:
     try:
         left = 1
         while left:
-            # PERF: a bucket of many values arrives faster than timers are made.
-            message = (
-                await asyncio.wait_for(messages.get(), VALUE_S) if messages.empty() else messages.get_nowait()
-            )
-            told = message.metadata
-            left = told.num_pending
+            async with asyncio.timeout(VALUE_S):
+                message = await anext(subscription.messages, None)
+            if message is None:
+                raise ConnectionClosedError
+            metadata = message.metadata
+            left = metadata.num_pending
             operation = (message.headers or {}).get("KV-Operation")
             key = message.subject.removeprefix(prefix)
-            yield Value(key, message.data, told.sequence.stream, operation)
+            yield Value(key, message.data, metadata.sequence.stream, operation)
     finally:
         with contextlib.suppress(*LOST):
             await subscription.unsubscribe()
+
+
+async def values_of(broker: Broker, bucket: str) -> dict[str, Value]:
+    """All values of a bucket by key, without removed ones. Raises as `all_values`."""
+    values = dict[str, Value]()
+    async for value in all_values(broker, bucket):
+        values[value.key] = value
+    return {key: value for key, value in values.items() if value.operation not in GONE}
 
 
 def _turn(key: str) -> tuple[bool, bool]:
@@ -286,11 +293,10 @@ class Follower:
         """Read the whole bucket once; returns whether that succeeded. A missing bucket leaves the known rows alone."""
         self._live, self._live_parts, rows = {}, {}, dict[str, Row]()
         try:
-            written = [value async for value in all_values(self._broker, self._names.models)]
-            values = {each.key: each.data for each in written if each.operation not in GONE}
-            found = {key: value for key, value in values.items() if parts.is_part(key)}
+            values = await values_of(self._broker, self._names.models)
+            found = {key: value.data for key, value in values.items() if parts.is_part(key)}
             for key in values.keys() - found.keys():
-                row = self._readable(key, values[key], found) or self._rows.get(key)
+                row = self._readable(key, values[key].data, found) or self._rows.get(key)
                 if row is not None:
                     rows[key] = row
         except NotFoundError:

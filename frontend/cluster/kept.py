@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from nats.aio.msg import Msg
@@ -22,7 +22,7 @@ from nats.js.errors import APIError, BucketNotFoundError, KeyNotFoundError
 from nats.js.kv import KeyValue
 
 from frontend.cluster.broker import HEAD_NBYTES, Broker, readable
-from frontend.cluster.bucket import GONE, LOST, TIMEOUT_S, Value, all_values, create, reading
+from frontend.cluster.bucket import LOST, TIMEOUT_S, Value, create, reading, values_of
 from ipc.errors import StateFull
 from ipc.logs import Seldom
 
@@ -60,9 +60,9 @@ class Kept:
         except BucketNotFoundError:
             return None
 
-    def all_values(self) -> AsyncGenerator[Value]:
-        """See `frontend.cluster.bucket.all_values`."""
-        return all_values(self._broker, self.name)
+    async def values(self) -> dict[str, Value]:
+        """See `frontend.cluster.bucket.values_of`."""
+        return await values_of(self._broker, self.name)
 
     async def read(self, key: str) -> tuple[bytes | None, int]:
         """(value, revision) of a key; (None, revision) for one without a value, revision 0 for one that never was."""
@@ -209,16 +209,15 @@ class Followed(Generic[T]):
     async def _read_all(self, bucket: KeyValue) -> None:
         made_at = await _made_at(bucket)
         before = dict(self.revisions)
-        written = [value async for value in self._kept.all_values()]
-        found = {each.key: (each.data, each.revision) for each in written if each.operation not in GONE}
+        values = await self._kept.values()
         if self._read_of not in (None, made_at):
             self.revisions, self._passed = dict.fromkeys(self.revisions, 0), {}
             before = dict(self.revisions)
         self._read_of = made_at
-        self._passed = {key: revision for key, revision in self._passed.items() if key in found}
-        came = [self._taken(key, data, revision) for key, (data, revision) in found.items()]
+        self._passed = {key: revision for key, revision in self._passed.items() if key in values}
+        came = [self._taken(key, value.data, value.revision) for key, value in values.items()]
         # A value that was written here during the reading may be newer than what was read.
-        gone = {key for key in before.keys() - found.keys() if self.revisions.get(key) == before[key]}
+        gone = {key for key in before.keys() - values.keys() if self.revisions.get(key) == before[key]}
         self._told(self._dropped(gone) or any(came))
 
     def _told(self, is_other: bool = False) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from datetime import datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -149,18 +149,12 @@ class _JetStream:
             raise APIError(code=400, description="no message found", err_code=10057)
         del stream.messages[found[0]]
 
-    async def subscribe(self, subject: str, *, stream: str, cb: Callable[[Any], Any], **_: Any) -> Any:
+    async def subscribe(self, subject: str, *, stream: str, **_: Any) -> _Subscription:
         """An ordered consumer that delivers all messages of a stream."""
         streams = await self._streams()
         messages = streams.stream(stream).messages
         rows = sorted((each[0], key, each) for key, each in messages.items())[: len(messages) - streams.lag]
-        for left, (_number, key, (revision, data, headers)) in zip(
-            reversed(range(len(rows))), rows, strict=True
-        ):
-            sequence = SimpleNamespace(stream=revision)
-            told = SimpleNamespace(num_pending=left, sequence=sequence)
-            await cb(SimpleNamespace(subject=key, data=data, headers=headers, metadata=told))
-        return _Subscription()
+        return _Subscription(rows)
 
     async def key_value(self, bucket: str) -> None:
         """Whether a bucket is there."""
@@ -172,8 +166,19 @@ class _JetStream:
 
 
 class _Subscription:
+    def __init__(self, rows: list[Any]) -> None:
+        self.messages = self._delivered(rows)
+
+    async def _delivered(self, rows: list[Any]) -> AsyncGenerator[Any]:
+        for left, (_, key, (revision, data, headers)) in zip(reversed(range(len(rows))), rows, strict=True):
+            await asyncio.sleep(0)
+            sequence = SimpleNamespace(stream=revision)
+            metadata = SimpleNamespace(num_pending=left, sequence=sequence)
+            yield SimpleNamespace(subject=key, data=data, headers=headers, metadata=metadata)
+
     async def unsubscribe(self) -> None:
-        """All was delivered."""
+        """No more is wanted."""
+        await self.messages.aclose()
 
 
 class StreamClient:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from nats.js.errors import NotFoundError
 
 from frontend.cluster import bucket
 from frontend.cluster.broker import Broker, QuickClient
-from frontend.cluster.bucket import GONE, LOST, Value, all_values, create
+from frontend.cluster.bucket import GONE, LOST, Value, all_values, create, values_of
 from ipc.settings import Cluster
 from tests.harness.broker import broker
 from tests.harness.server import eventually
@@ -127,5 +127,33 @@ def test_readings_leave_brokers_no_consumers_for_long(
             return (await end.client.jetstream().stream_info("KV_b")).state.consumer_count == 0
 
         await eventually(none_left, "the end of the consumers")
+
+    played(tmp_path, scene)
+
+
+def test_a_slow_reader_has_the_brokers_wait_and_hears_of_later_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Brokers send 2 MiB ahead of a reader at first, and never more than 32 MiB."""
+
+    async def scene(end: Broker) -> None:
+        for number in range(160):
+            await put(end, f"{number}", bytes(128 << 10))
+        before = end.client.stats["in_bytes"]
+        reader = all_values(end, "b")
+        read = [await anext(reader)]
+        for _ in range(200):
+            await end.client.flush()
+        assert end.client.stats["in_bytes"] - before < 8 << 20
+        await (await end.client.jetstream().key_value("b")).delete("0")
+        read += [value async for value in reader]
+        assert [value.key for value in read] == [*map(str, range(160)), "0"]
+
+        async def again(*_: object) -> AsyncIterator[Value]:
+            for value in read:
+                yield value
+
+        monkeypatch.setattr(bucket, "all_values", again)
+        assert [*await values_of(end, "b")] == [*map(str, range(1, 160))]
 
     played(tmp_path, scene)

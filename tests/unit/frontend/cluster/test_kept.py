@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -161,14 +161,14 @@ def test_a_value_that_is_written_while_the_bucket_is_read_stays(
         assert one.task is not None
         one.task.cancel()
         one.followed._begin()
-        read = one.kept.all_values
+        read = one.kept.values
 
-        async def read_and_write() -> AsyncGenerator[Value]:
-            async for value in read():
-                yield value
+        async def read_and_write() -> dict[str, Value]:
+            values = await read()
             one.followed.take("b", b"y", await one.kept.write("b", b"y", 0))
+            return values
 
-        monkeypatch.setattr(one.kept, "all_values", read_and_write)
+        monkeypatch.setattr(one.kept, "values", read_and_write)
         assert await one.followed._look()
         assert one.told[-1] == one.followed.values == {"a": "x", "b": "y"}
 
