@@ -383,6 +383,7 @@ class Dispatch:
             elif held.losses >= MOST_LOSSES:
                 self._fail(held, WorkerCrashed("two boxes died while they had this request"))
             elif ack and self._given_back(ack):
+                held.delivered = False
                 self.unclaimed.add(item)
                 held.heard_ns = self._now_ns()
                 self.counts["resent", DIED] += 1
