@@ -259,6 +259,7 @@ class Dispatch:
         if held.queued and outcome.life not in held.boxes:
             # Short work is answered without a claim: the box has pulled the item from the queue.
             held.delivered = True
+            self.unclaimed.discard(held.id)
         self._forget(outcome.life, held)
         if not result.success:
             error = error_of(result, outcome)
