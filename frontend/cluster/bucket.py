@@ -130,6 +130,9 @@ async def all_values(broker: Broker, bucket: str) -> AsyncGenerator[Value]:
         ordered_consumer=True,
         deliver_policy=DeliverPolicy.LAST_PER_SUBJECT,
         inactive_threshold=VALUE_S,
+        # The library drops without a word what is above its limits.
+        pending_msgs_limit=0,
+        pending_bytes_limit=0,
     )
     try:
         left = 1
