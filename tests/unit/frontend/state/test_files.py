@@ -150,10 +150,10 @@ def test_a_file_is_gone_when_its_time_is_over_and_the_sweep_deletes_the_content(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def act() -> None:
-        kept, began = _made(tmp_path), time.time()
+        kept = _made(tmp_path)
         long, short = await _added(kept), await _added(kept, expires_after_s=60)
-        await _added(kept, expires_after_s=1e9, id="file_cut")
-        monkeypatch.setattr(module.time, "time", lambda: began + 70)
+        cut = await _added(kept, expires_after_s=1e9, id="file_cut")
+        monkeypatch.setattr(module.time, "time", lambda: short.expires + 1)
         with pytest.raises(FileNotFound):
             await kept.get("", short.id)
         with pytest.raises(FileNotFound):
@@ -162,7 +162,7 @@ def test_a_file_is_gone_when_its_time_is_over_and_the_sweep_deletes_the_content(
         assert len(_contents(tmp_path)) == 3
         await _made(tmp_path).sweep()
         assert len(_contents(tmp_path)) == 2
-        monkeypatch.setattr(module.time, "time", lambda: began + 1_801)
+        monkeypatch.setattr(module.time, "time", lambda: cut.expires + 1)
         assert await kept.page("") == ([], False)
         await kept.sweep()
         assert await kept.totals() == (0, 0)
