@@ -304,6 +304,11 @@ class Joined:
         life = self.bridges[name].life
         self.gateway.boxes.take(BoxBeat(VERSION, name, life, "default", self._number, draining, 1.0, 0.0))
 
+    def beat_gateway(self) -> None:
+        """A sign of life of the gateway arrives at all boxes."""
+        for bridge in self.bridges.values():
+            bridge.intake.heard(self.gateway.router)
+
     def cut_off(self, name: str) -> None:
         """Nothing comes from a box, or to a box, any more."""
         self.bridges[name].broker.up = self.bridges[name].transfers.broker.up = False

@@ -58,6 +58,8 @@ class Asked:
     """One request at the gateway, which runs beside the test."""
 
     def __init__(self, joined: Joined, work: Work) -> None:
+        # A scene may last longer on a busy machine than boxes wait for a silent gateway.
+        joined.beat_gateway()
         self.task = asyncio.ensure_future(joined.engine.run(joined.scope(), work))
 
     @property
