@@ -166,6 +166,9 @@ class _JetStream:
 
 
 class _Subscription:
+    _sub = SimpleNamespace(_jsi=None)
+    """Without flow control."""
+
     def __init__(self, rows: list[Any]) -> None:
         self.messages = self._delivered(rows)
 

@@ -161,3 +161,24 @@ def test_a_slow_reader_has_the_brokers_wait_and_hears_of_later_writes(
         assert [*await values_of(end, "b")] == [*map(str, range(1, 160))]
 
     played(tmp_path, scene)
+
+
+def test_a_broker_that_waits_for_the_reader_is_told_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the looks of the library, and before the broker asks whether the reader is still there."""
+
+    async def no_look(flow: object) -> None:
+        """The library looks no more."""
+
+    monkeypatch.setattr(JetStreamContext._JSI, "check_flow_control_response", no_look)
+    monkeypatch.setattr(
+        JetStreamContext, "subscribe", partialmethod(JetStreamContext.subscribe, idle_heartbeat=100)
+    )
+
+    async def scene(end: Broker) -> None:
+        for number in range(64):
+            await put(end, f"{number}", bytes(128 << 10))
+        assert len(await values(end)) == 64
+
+    played(tmp_path, scene)
