@@ -366,7 +366,7 @@ class Dispatch:
             self._again(held, "nobody")
 
     def _died(self, box: Box) -> None:
-        claimed = [item for item in box.items if item in self.items and box.life in self.items[item].claimed]
+        there = [item for item in box.items if item in self.items]
         for item in list(box.items):
             held = self.items.get(item)
             if held is None:
@@ -376,7 +376,7 @@ class Dispatch:
             ack = held.acks.pop(box.life, "")
             held.losses += was_claimed
             held.deaths += was_claimed
-            held.deaths_alone += claimed == [item]
+            held.deaths_alone += was_claimed and there == [item]
             if held.future.done() or held.boxes:
                 continue
             if held.step is not None:

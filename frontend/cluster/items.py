@@ -39,9 +39,9 @@ class Held:
     lives that the item was sent to or that claimed it, `claimed` the lives that claimed it, `tried` the lives that
     refused it. `acks`: by life, the subject that returns the delivery of a claimed item to the queue. `heard_ns`: time
     of the last message about the item. `deaths` are boxes that died with the claimed item, in `deaths_alone` of them
-    this gateway had no other item there. `stranded_ns`: since when no box takes the item, 0 while a box has it.
-    `in_pieces`: the item is answered in pieces, of which `pieces` have come in their order. `step`: its place in a
-    sequence.
+    the box had and was sent no other item of this gateway. `stranded_ns`: since when no box takes the item, 0 while a
+    box has it. `in_pieces`: the item is answered in pieces, of which `pieces` have come in their order. `step`: its
+    place in a sequence.
     """
 
     id: str

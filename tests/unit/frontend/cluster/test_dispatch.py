@@ -370,6 +370,19 @@ def test_an_item_that_nobody_had_claimed_is_no_loss() -> None:
     played(scene)
 
 
+def test_an_item_that_a_box_was_sent_and_has_yet_to_claim_is_company() -> None:
+    """Boxes claim pure work a moment after it came: the newest item may be what kills the box."""
+
+    def scene() -> None:
+        stage = Stage("a")
+        claimed, newest = stage.begin("r.1"), stage.begin("r.2")
+        stage.claim("a1", "r.1")
+        stage.pass_s(1.0)
+        assert (claimed.deaths, claimed.deaths_alone, newest.deaths) == (1, 0, 0)
+
+    played(scene)
+
+
 def test_a_claimed_delivery_of_the_queue_goes_back_when_its_box_dies_and_any_box_may_pull_the_item() -> None:
     async def scene() -> None:
         stage = Stage("a", "b", "c")
