@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import socket
 import socketserver
+import ssl
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,8 +19,20 @@ import pytest
 
 from ipc.protos import kserve_v2_pb2 as kserve
 from tests.conformance.required_tool import required_tool
+from tests.fuzz.http2 import (
+    ACK,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    HEADERS,
+    RST_STREAM,
+    SETTINGS,
+    block,
+    frame,
+    opening,
+)
 from tests.harness.ports import free_port
-from tests.harness.proxies import SAMPLES, proxied
+from tests.harness.proxies import SAMPLES, Proxy, proxied
 from tests.harness.rpc import Rpc
 from tests.harness.server import PATIENCE_S
 
@@ -90,6 +104,56 @@ class Dying(Upstream):
         if is_alive and method == "POST" and self.life is not None:
             self.life.wait(PATIENCE_S)
         return is_alive
+
+
+class Streams:
+    """A client whose requests are streams of one connection with HTTP/2."""
+
+    def __init__(self, proxy: Proxy) -> None:
+        trusted = ssl.create_default_context(cafile=str(proxy.certificate))
+        trusted.set_alpn_protocols(["h2"])
+        plain = socket.create_connection(("127.0.0.1", proxy.tls), timeout=PATIENCE_S)
+        self._socket = trusted.wrap_socket(plain, server_hostname="127.0.0.1")
+        self._incoming = self._socket.makefile("rb")
+        self._next = 1
+        self._socket.sendall(b"".join(opening()))
+
+    def post(self, path: str, body: bytes, count: int) -> list[bytes]:
+        """The bodies of the answers to so many requests at once; nothing for a stream that the proxy resets."""
+        head = {":method": "POST", ":scheme": "https", ":path": path, ":authority": "127.0.0.1"}
+        bodies: dict[int, bytes] = {}
+        for _ in range(count):
+            self._socket.sendall(
+                frame(HEADERS, END_HEADERS, self._next, block({**head, "content-length": f"{len(body)}"}))
+                + frame(DATA, END_STREAM, self._next, body)
+            )
+            bodies[self._next] = b""
+            self._next += 2
+        left = set(bodies)
+        while left:
+            kind, flags, stream, payload = self._frame()
+            if kind == SETTINGS and not flags & ACK:
+                self._socket.sendall(frame(SETTINGS, ACK))
+            if kind == DATA:
+                bodies[stream] += payload
+            if kind == RST_STREAM or (kind in (HEADERS, DATA) and flags & END_STREAM):
+                left.discard(stream)
+        return list(bodies.values())
+
+    def close(self) -> None:
+        """Leave."""
+        self._incoming.close()
+        self._socket.close()
+
+    def _frame(self) -> tuple[int, int, int, bytes]:
+        head = self._incoming.read(9)
+        assert len(head) == 9, "the connection ended"
+        return (
+            head[3],
+            head[4],
+            int.from_bytes(head[5:], "big"),
+            self._incoming.read(int.from_bytes(head[:3], "big")),
+        )
 
 
 class Hearing(grpc.GenericRpcHandler):  # type: ignore[misc]
@@ -179,6 +243,23 @@ def test_no_try_is_lost_on_the_kept_connections_of_a_dead_frontend(tmp_path: Pat
         Dying.first = None
         for client in clients:
             ask([client])
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_no_try_of_a_client_over_http_2_is_lost_on_kept_connections(tmp_path: Path, name: str) -> None:
+    """HAProxy keeps connections for each connection of a client, which may have many requests at once."""
+    required_tool(name), required_tool("openssl")
+    Dying.first = threading.Barrier(CLIENTS)
+    with (
+        upstream_of(Dying) as port,
+        proxied(name, port, f"127.0.0.1:{free_port()}", tmp_path) as proxy,
+        contextlib.closing(Streams(proxy)) as client,
+    ):
+        for _ in range(3):
+            assert client.post("/v1/encode/org/name", b"{}", CLIENTS) == [b"ok"] * CLIENTS
+        Dying.first = None
+        for _ in range(CLIENTS):
+            assert client.post("/v1/encode/org/name", b"{}", 1) == [b"ok"]
 
 
 @pytest.mark.parametrize("name", SAMPLES)
