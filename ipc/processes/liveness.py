@@ -130,7 +130,7 @@ def holder_of(lock: int) -> str:
     try:
         for line in Path("/proc/locks").read_text().splitlines():
             match line.split():
-                case [_, "FLOCK", _, _, pid, found, *_] if found == place:
+                case [_, "FLOCK", _, _, pid, locked, *_] if locked == place:
                     state = Path(f"/proc/{pid}/status").read_text().partition("State:")[2].split("\n")[0]
                     return f"process {pid} ({state.split(maxsplit=1)[-1].strip('()')})"
     except (OSError, IndexError):
