@@ -188,6 +188,23 @@ def test_a_burst_of_long_texts_is_let_in_after_one_short_text_as_if_nothing_had_
         queue.admit(text)
 
 
+def test_behind_a_held_request_a_full_batch_counts_by_its_tokens_until_one_was_full_by_its_items() -> None:
+    queue = WorkQueue(Settings(queue=Queue(max_wait_s=0.001)), FULL)
+    held = run(queue._bound, job(2))
+    waiting = fill(queue._bound, cost=2)
+    assert len(waiting) == FULL // 2, "however short the bound and however few items a batch may hold"
+    held.seconds = 60.0
+    queue.ran(held, 2)
+    with pytest.raises(QueueFull):
+        queue.admit(job(2))
+    first = run(queue._bound, waiting[0])
+    first.seconds, first.full = 0.02, True
+    queue.ran(first, 2)
+    for one in waiting:
+        queue.settle(one)
+    assert len(fill(queue._bound, cost=2)) == bounds.FULL_AGAIN
+
+
 def test_the_floor_may_be_set() -> None:
     assert len(fill(bound_of(min_tokens=40), model="slow")) == 4
     assert len(fill(bound_of({}, min_tokens=40))) == 4
