@@ -424,13 +424,14 @@ def read(body: bytes, content_type: str | None, kind: type[B], limits: Limits) -
 def read_loosely(body: bytes, content_type: str | None, kind: type[B], limits: Limits) -> B:
     """`read`, as a gateway reads: the items may also stand under `input` or `inputs`, or the body is the only item.
 
-    Raises `InvalidInput` as `read`, about the form that the body has.
+    Raises `InvalidInput` as `read`, about the form that the body has. Too many values are never searched again.
     """
     try:
         return read(body, content_type, kind, limits)
     except InvalidInput as error:
         elsewhere, alone = _LOOSE.get(kind, (None, None))
         try:
+            check_values(body, is_msgpack(content_type), limits.max_items)
             given = decode(body, _Places, binary=is_msgpack(content_type)).given()
         except InvalidInput:
             raise error from None

@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from frontend.http import fields
-from frontend.protocols.sie.schemas import EncodeRequest, Keys, read, read_aside
+from frontend.protocols.sie import schemas
+from frontend.protocols.sie.schemas import EncodeRequest, Keys, read, read_aside, read_loosely
 from ipc.errors import InvalidInput
 from ipc.settings import Limits
 
@@ -102,3 +103,16 @@ def test_a_large_body_is_refused_in_the_same_words(body: bytes) -> None:
     with pytest.raises(InvalidInput) as aside:
         asyncio.run(read_aside(body, "application/json", EncodeRequest, Limits()))
     assert aside.value.message == here.value.message
+
+
+@pytest.mark.parametrize("form", ["msgpack", "json"])
+def test_a_body_with_too_many_values_is_searched_for_nothing(
+    form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A search for stray bytes takes time for each value: 256 MiB may hold as many values as bytes."""
+    monkeypatch.setattr(schemas, "stray_byte", lambda *_: pytest.fail("the body was searched"))
+    body = {"input": [None] * LARGE}
+    packed = msgspec.msgpack.encode(body) if form == "msgpack" else msgspec.json.encode(body)
+    for reader in (read, read_loosely):
+        with pytest.raises(InvalidInput, match="more than 64 values"):
+            reader(packed, f"application/{form}", EncodeRequest, Limits(max_items=1))
