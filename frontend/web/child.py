@@ -111,7 +111,17 @@ class Children:
         finally:
             with contextlib.suppress(ProcessLookupError):
                 child.kill()
-            await asyncio.shield(child.wait())
+            await asyncio.shield(_ended(child, child.stdout))
+
+
+async def _ended(child: asyncio.subprocess.Process, stream: asyncio.StreamReader) -> None:
+    """Wait for the end of a child that was killed.
+
+    NOTE: the loop tells no end before the pipe is read to its end, and a full stream is read by its reader only.
+    """
+    while await stream.read(1 << 16):
+        pass
+    await child.wait()
 
 
 async def _bounded(stream: asyncio.StreamReader) -> bytes:

@@ -15,7 +15,7 @@ from frontend.web import child
 from frontend.web.child import ChildFailed, Children, Extracted, Found
 from tests import fakes
 from tests.conformance.required_tool import lacking
-from tests.harness.server import wait_until
+from tests.harness.server import eventually, wait_until
 
 EXTRAS = str(Path(fakes.__file__).parent / "extras")
 PATIENCE_S = 60.0
@@ -64,6 +64,19 @@ def test_a_page_becomes_its_text_and_its_title() -> None:
 )
 def test_a_page_that_breaks_the_library_costs_one_call(page: bytes, text: str) -> None:
     assert refusal(page) == text
+    assert children_of_ours() == []
+
+
+def test_a_child_that_says_more_than_anybody_reads_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def unread(stream: Any) -> bytes:
+        async def is_full() -> bool:
+            return bool(stream._paused)
+
+        await eventually(is_full, "a full stream")
+        raise ChildFailed("enough")
+
+    monkeypatch.setattr(child, "_bounded", unread)
+    assert refusal(b"#much") == "enough"
     assert children_of_ours() == []
 
 
