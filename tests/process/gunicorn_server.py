@@ -70,6 +70,7 @@ class Client:
         if receive_buffer_nbytes:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_nbytes)
         self.socket.settimeout(PATIENCE_S)
+        self.began = time.monotonic()
         self.socket.connect(("127.0.0.1", port))
         self._file = self.socket.makefile("rb")
 
@@ -193,10 +194,17 @@ def serving(
     server = Server(process, log, events)
     try:
         server.port = int(wait_until(lambda: _find_port(server)))
-        server.ask()
+        wait_until(lambda: _answers(server))
         yield server
     finally:
         _end(server)
+
+
+def _answers(server: Server) -> bool:
+    # NOTE: a client that stands still may miss the deadline of its head.
+    with contextlib.suppress(ConnectionError):
+        return server.ask().status == 200
+    return False
 
 
 def _find_port(server: Server) -> str | None:

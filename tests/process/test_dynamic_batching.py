@@ -15,7 +15,7 @@ import pytest
 
 from frontend.engine.local.client import Client
 from ipc import deadline
-from ipc.errors import DeadlineExceeded
+from ipc.errors import DeadlineExceeded, InferenceFailed
 from ipc.metrics import registry as metrics
 from ipc.wire.messages import Work
 from tests.fakes.holding import holding, is_waited_for
@@ -189,6 +189,7 @@ def test_a_cancelled_request_and_one_that_fails_hold_no_later_answer_up(running:
         await asyncio.sleep(0)
         gone.cancel()
         assert await asyncio.wait_for(last, 60) == 3
-        assert failing.done() and failing.exception() is not None
+        with pytest.raises(InferenceFailed):
+            await asyncio.wait_for(failing, 60)
 
     use(running, work)

@@ -137,9 +137,12 @@ def test_many_streams_at_once_keep_their_parts_apart_and_let_others_pass(running
     async def work(client: Client) -> None:
         asked = [asking("parts", 10 + number, sleep_ms=5) for number in range(12)]
         streams = [asyncio.create_task(all_of(client, request)) for request in asked]
-        for value in range(5):
-            await sums(client, value)
-        assert not all(stream.done() for stream in streams), "they had ended before others could pass"
+        with await client.stream(*asking("parts", 1_000_000, sleep_ms=5)) as endless:
+            reading = asyncio.create_task(rest_of(endless))
+            for value in range(5):
+                await sums(client, value)
+            assert not reading.done(), "the stream had ended before others could pass"
+            reading.cancel()
         assert await asyncio.gather(*streams) == [list(range(10 + number)) for number in range(12)]
 
     use(running, work)
