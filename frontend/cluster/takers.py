@@ -19,6 +19,9 @@ from ipc.wire.cluster import RUN, TEXT
 
 MOST_REMEMBERED = 1024
 """Clients name machine profiles, pools and bundles, so that there may be any number of choices."""
+WAIT_STEP_S = 0.2
+"""A box tells its wait about so often. Until the next time a shorter wait is over, and what was sent there since counts
+more: a box would else get all items of that time because the other one ran a batch when it spoke."""
 ITEMS_EACH = 4
 """Boxes that have fewer items of a gateway in the mean are not compared."""
 
@@ -71,11 +74,11 @@ class Takers:
     ) -> Box | None:
         """The open box for an item of a model outside of `tried`: one that has the model, else one that may load it.
 
-        Among these the first to be free by its own word and by what this gateway has sent there. A box of the machine
-        profile that the request chooses goes before all others.
+        Among these the first to be free by its own word, in steps of `WAIT_STEP_S`, and by what this gateway has sent
+        there. A box of the machine profile that the request chooses goes before all others.
         """
         found = [
-            (other, unloaded, box.wait_s, len(box.items), box.name, box)
+            (other, unloaded, box.wait_s // WAIT_STEP_S, len(box.items), box.name, box)
             for other, unloaded, box in self._of(model, choice, kind)
             if box.open and box.life not in tried
         ]

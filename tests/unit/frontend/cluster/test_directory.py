@@ -215,6 +215,21 @@ def test_a_box_is_starved_with_half_of_the_items_of_others_and_room(
     assert stage.models.takers.is_starved(box, "org/m", Choice()) is starved
 
 
+@pytest.mark.parametrize(("wait_s", "sent"), [(0.003, {"a": 2, "b": 2}), (0.5, {"a": 0, "b": 4})])
+def test_items_between_two_signs_of_life_do_not_all_go_to_the_box_that_had_no_batch(
+    wait_s: float, sent: dict[str, int]
+) -> None:
+    stage = Stage()
+    stage.box("a", "plain", "org/m")
+    stage.box("b", "plain", "org/m")
+    stage.boxes.by_name["a"].wait_s = wait_s
+    for number in range(4):
+        box = stage.models.takers.choose("org/m", ())
+        assert box is not None
+        box.items.add(f"r.{number}")
+    assert {box.name: len(box.items) for box in stage.boxes} == sent
+
+
 def test_a_configured_model_is_known_before_a_box_has_it_and_bundles_tell_their_adapters() -> None:
     stage = Stage()
     stage.box("a", "plain", "org/m")
