@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
+import sys
 import tempfile
 import time
 import venv
@@ -19,7 +21,7 @@ from ipc.wire.tools import MAX_PRODUCED, ResetCall, SurfaceCall, Wanted
 from tests.fakes.tool_host import until
 from tests.harness.sandboxes import Box, found_layers, in_box
 from workers.tools import layers
-from workers.tools.processes import Broken
+from workers.tools.processes import Broken, Process
 
 T = TypeVar("T")
 
@@ -452,6 +454,23 @@ def test_a_cancelled_call_ends_its_shell_and_leaves_the_sandbox_usable(tmp_path:
         assert (await box.python("x")).result == "7"
 
     in_box(tmp_path / "work", found_layers(), body)
+
+
+def test_the_first_process_of_a_namespace_ends_although_it_has_not_asked_to_die_with_bubblewrap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = "import os, time; os.setsid(); open('begun', 'w').close(); time.sleep(4719)"
+    outer = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {late!r}])"
+    inside = dataclasses.replace(found_layers(), bwrap="bwrap")
+    monkeypatch.setattr(layers.Layers, "command", lambda *_, **__: [sys.executable, "-c", outer])
+
+    async def run() -> None:
+        process = Process(inside, tmp_path, "shell", 60.0, (), 1 << 10)
+        await until((tmp_path / "begun").exists)
+        await process.end()
+        await gone([sys.executable, "-c", late])
+
+    asyncio.run(run())
 
 
 def test_idle_sandboxes_end_and_the_longest_idle_one_makes_room(

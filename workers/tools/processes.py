@@ -156,12 +156,19 @@ class Process:
     def kill(self) -> None:
         """Kill the process; with namespaces every other process of the sandbox ends with it.
 
-        NOTE: the first process of a new namespace follows the death of bubblewrap only after some steps of the start.
-        Until then the process is in the same group.
+        NOTE: the first process of a namespace has a session of its own, and on a busy machine asks to die with
+        bubblewrap only after the program has begun. So the first process is killed too. Before there is a session, the
+        first process is in the group of bubblewrap.
         """
-        if not self.ended.done():
+        if self.ended.done():
+            return
+        first = _children(self._process.pid) if self._isolated else []
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        for process in first:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+                signal.pidfd_send_signal(process, signal.SIGKILL)
+            os.close(process)
 
     async def end(self) -> None:
         """Kill the process, wait for its end, and close everything. Safe to call twice."""
@@ -181,6 +188,15 @@ class Process:
         self.channel.close()
         self.stdout.close()
         self.stderr.close()
+
+
+def _children(pid: int) -> list[int]:
+    """Descriptors of the children of a process: their ids may belong to others once the process has ended."""
+    descriptors = []
+    with contextlib.suppress(OSError):
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            descriptors.append(os.pidfd_open(int(child)))
+    return descriptors
 
 
 def written_nbytes(pid: int) -> int:
